@@ -5,8 +5,9 @@ Names are imported on first use, so that `import nanoloop` costs next to nothing
 
 import sys
 
-# `python -m nanoloop` has Python look for modules in the current folder first, whoever filled it.
-# Gone before anything else is imported, `__future__` too: no file there can pass for a module.
+# Given `python -m nanoloop`, Python searches the current folder for modules first, and anyone may
+# have written files there. Remove that folder before any other import, even of `__future__`, so
+# that no file in it can replace a module.
 if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] in ("nanoloop", "-mnanoloop"):
     sys.path[:] = sys.path[not sys.flags.safe_path :]
 

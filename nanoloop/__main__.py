@@ -1,4 +1,4 @@
-"""`python -m nanoloop` is `nanoloop`."""
+"""Run the command line for `python -m nanoloop`, as the `nanoloop` command does."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Addresses that somebody else gave: which may be used, and fetching from them."""
+"""Check addresses that come from outside, and fetch from those that are allowed."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     import ssl
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Returns the addresses of a host; raises `OSError` if it has none."""
+"""Return a host's addresses, or raise `OSError` if it has none."""
 LOOKUPS = 4
-"""How many names are looked up at once, each in a thread: a slow one holds up no other lookup."""
+"""How many names are looked up at once, each in a thread, so that a slow one delays no other."""
 LOOKUP_SECONDS = 10.0
 MOST_HOSTS = 20
-"""How many hosts are looked up for one caller."""
+"""How many hosts are looked up for one call."""
 MOST_CHARS = 4000
 _HOST = re.compile(r"(?P<name>[a-z0-9_.-]+)|\[(?P<six>[0-9a-f:.]+)\]")
 _NUMBER = re.compile(r"\d+|0x[0-9a-f]*")
 _OWN_NAMES = re.compile(r"(.*\.)?(localhost|local|localdomain|internal|intranet|lan|home\.arpa)")
 _SIX = ip_network("2000::/3")
-"""All public addresses of IPv6 are in here."""
+"""The range that contains all public IPv6 addresses."""
 _SPECIAL = [
     *map(ip_network, ("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8")),
     *map(ip_network, ("169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24")),
@@ -39,16 +39,15 @@ _SPECIAL = [
     *map(ip_network, ("203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4", "168.63.129.16/32")),
     *map(ip_network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")),
 ]
-"""Private, loopback, link-local, multicast, reserved, or a way to such an address.
-
-One looks public, and is Azure's own server for each of its machines.
+"""Private, loopback, link-local, multicast and reserved ranges, and those that lead to such
+addresses. One looks public but is Azure's own server for each of its machines.
 """
 
 
 def check_address(url: str) -> None:
-    """Raise `AddressRefused` for an address that is plainly of this machine or its network.
+    """Raise `AddressRefused` if the URL plainly names this machine or its network.
 
-    A name is not looked up: `AddressCheck` does that.
+    Names are not resolved here: `AddressCheck` does that.
     """
     host = _host_of(_parted(url, ("https",)))
     if isinstance(host, str):
@@ -59,14 +58,14 @@ def check_address(url: str) -> None:
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Whether it is an address of the public internet."""
+    """Return True for an address of the public internet."""
     if isinstance(address, IPv6Address) and address not in _SIX:
         return False
     return not any(address in special for special in _SPECIAL)
 
 
 def known_address(text: str) -> IPv4Address | IPv6Address | None:
-    """The address in this text, None if it is none; one of IPv4 in IPv6's form is one of IPv4."""
+    """Parse an IP address, or return None. An IPv4 address written as IPv6 is returned as IPv4."""
     try:
         found = ip_address(text)
     except ValueError:
@@ -75,7 +74,10 @@ def known_address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def network_of(address: str) -> str:
-    """What one client can easily take all addresses of: this machine, or an IPv6 network."""
+    """Return the network whose addresses one client can easily all use.
+
+    This is "this machine", a single IPv4 address, or the client's IPv6 network.
+    """
     found = known_address(address)
     if found is None:
         return address
@@ -85,7 +87,7 @@ def network_of(address: str) -> str:
 
 
 def _parted(url: str, schemes: Sequence[str]) -> SplitResult:
-    """The parts of an address; refused if two parsers might find different hosts in it."""
+    """Split a URL; raise `AddressRefused` if two parsers might find different hosts."""
     # `urlsplit` would drop line breaks, and others read a backslash as a slash.
     if len(url) > MOST_CHARS or not url.isprintable() or " " in url or "\\" in url:
         raise AddressRefused(
@@ -104,9 +106,10 @@ def _parted(url: str, schemes: Sequence[str]) -> SplitResult:
 
 
 def _host_of(parts: SplitResult) -> str | IPv4Address | IPv6Address:
-    """The name or the address in it; refused if it is a number that only some parsers accept.
+    """Return the URL's host, as a name or an IP address.
 
-    So are characters that some parsers convert: letters beyond ASCII, and percent signs.
+    Raise `AddressRefused` for numbers that only some parsers accept, and for characters that some
+    parsers convert: non-ASCII letters and percent signs.
     """
     authority = parts.netloc.lower()
     if parts.port is not None or authority.endswith(":"):
@@ -131,16 +134,16 @@ def _read_host(name: str | None, six: str | None) -> str | IPv4Address | IPv6Add
 
 
 class AddressCheck:
-    """Decides which addresses may be used, by what their names resolve to."""
+    """Decide which addresses may be used, by what their names resolve to."""
 
     def __init__(self, *, allowed: Iterable[str] = (), resolve: Resolve | None = None) -> None:
-        """`allowed` are the operator's own networks, which may be used too, even without TLS."""
+        """Create a check; the operator's `allowed` networks may be used without TLS."""
         self._allowed = [ip_network(network) for network in allowed]
         self._resolve = resolve or self._looked_up
         self._threads = anyio.CapacityLimiter(LOOKUPS)
 
     async def check(self, urls: Iterable[str]) -> None:
-        """Raise `AddressRefused` if one of these may not be used."""
+        """Raise `AddressRefused` if one of these URLs may not be used."""
         schemes = self._schemes
         found = {_parted(url, schemes)[:2]: url for url in urls}
         if len(found) > MOST_HOSTS:
@@ -149,9 +152,9 @@ class AddressCheck:
             await self.addresses_of(url)
 
     async def addresses_of(self, url: str) -> Sequence[str]:
-        """The addresses to connect to, looked up once; raises `AddressRefused`.
+        """Resolve the URL's host once, and return the addresses to connect to.
 
-        All of them may be used: a host that also has others is refused.
+        Raise `AddressRefused` unless every address of the host may be used.
         """
         parts = _parted(url, self._schemes)
         host = _host_of(parts)
@@ -190,22 +193,22 @@ class AddressCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchLimits:
-    """How much may be fetched, and how long that may take."""
+    """How much may be fetched, and how long a fetch may take."""
 
     most_bytes: int = 10_000_000
     seconds: float = 30
-    """From the first lookup to the last byte."""
+    """Measured from the first lookup to the last byte."""
     redirects: int = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What was at an address."""
+    """A file fetched from an address."""
 
     url: str
-    """Where it was in the end."""
+    """The address after all redirects."""
     mime_type: str
-    """According to its server."""
+    """The type that the server declared."""
     data: bytes
 
 
@@ -215,11 +218,11 @@ _PIECE = 65_536
 
 
 class Fetcher:
-    """Fetches from addresses that somebody else gave.
+    """Fetch from addresses that come from outside.
 
-    Each hop is checked and looked up once. The connection goes to the address that was checked, and
-    nothing is carried over from the hop before. No proxy is used, since a proxy would look up the
-    name again.
+    Each hop is resolved once and checked. The connection goes to the checked address, and carries
+    nothing over from the previous hop. No proxy is used, since a proxy would resolve the name
+    again.
     """
 
     def __init__(
@@ -229,7 +232,7 @@ class Fetcher:
         self._limits = limits or FetchLimits()
 
     async def fetch(self, url: str) -> Fetched:
-        """What is there now; raises `AddressRefused`, or `FetchFailed`."""
+        """Fetch the file at this URL; raise `AddressRefused` or `FetchFailed`."""
         limits = self._limits
         try:
             with anyio.fail_after(limits.seconds):
@@ -243,8 +246,8 @@ class Fetcher:
         raise FetchFailed(f"it redirects more than {limits.redirects} times")
 
     async def _hop(self, url: str) -> Fetched | str:
-        """What is there, or where it redirects to."""
-        # It takes a while to load, and few programs fetch anything.
+        """Fetch the file at this URL, or return the URL that it redirects to."""
+        # The import is slow, and few programs fetch anything.
         import aiohttp  # noqa: PLC0415 - as above
         from yarl import URL  # noqa: PLC0415 - it comes with aiohttp
 
@@ -293,13 +296,13 @@ class Fetcher:
 
 
 class _Pinned:
-    """Answers each lookup with the addresses that were checked."""
+    """Answer each lookup with the checked addresses."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
 
     async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[dict[str, Any]]:  # noqa: ARG002 - as aiohttp asks
-        """The addresses, in aiohttp's form."""
+        """Return the checked addresses in the form that aiohttp expects."""
         return [
             {
                 "hostname": host,
@@ -313,15 +316,15 @@ class _Pinned:
         ]
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because no resource is open."""
 
 
 def trusted_certificates() -> ssl.SSLContext:
-    """Trust the certificates that the environment names; otherwise those of the system.
+    """Return a context that trusts the certificates named in the environment, else the system's.
 
-    Raises `OSError` if these can't be read.
+    Raise `OSError` if they can't be read.
     """
-    # They take a while to load, and few commands fetch anything.
+    # The imports are slow, and few commands fetch anything.
     import ssl  # noqa: PLC0415 - as above
 
     import truststore  # noqa: PLC0415 - as above

@@ -56,7 +56,7 @@ from nanoloop.turn import (
 
 
 class AgentHistory:
-    """Passes everything on to the session that holds the history; keeps nothing itself."""
+    """The history of an agent, which lives in a session: its own or an attached one."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class AgentHistory:
     ) -> None:
         self.name = name
         self.provider = provider
-        """The provider, also used for a session that has none of its own."""
+        """The agent's provider, also used for a session without a provider."""
         self.settings: Mapping[str, Any] = {} if settings is None else settings
-        """Defaults for the sessions that it creates: `session.mode`, `session.limit` …"""
+        """Defaults for the sessions that the agent creates: `session.mode`, `session.limit` …"""
         self._own = self._made()
         self._session: Session | None = None
 
@@ -80,17 +80,17 @@ class AgentHistory:
 
     @property
     def session(self) -> Session | None:
-        """The session attached, if any."""
+        """The attached session, or None."""
         return self._session
 
     def get_session(self) -> Session | None:
-        """The session attached, if any."""
+        """Return the attached session, or None."""
         return self._session
 
     def attach_session(self, session: Session | None = None, *, mode: str | None = None) -> Self:
-        """Attach this session, or a new one: from now on it holds the history.
+        """Attach this session, or a new one, to hold the history from now on.
 
-        Nothing said before is copied. `mode` is "lite" or "memo".
+        Earlier messages are not copied. `mode` is "lite" or "memo".
         """
         session = self._made() if session is None else session
         if mode is not None:
@@ -101,12 +101,15 @@ class AgentHistory:
         return self
 
     def detach_session(self) -> Self:
-        """Detach the session: the agent holds the history itself again; the session stays."""
+        """Detach the session, which keeps its content, and go back to the agent's own history."""
         self._session = None
         return self
 
     def equip(self, session: Session, provider: Provider, *, defaults: Mapping[str, Any]) -> None:
-        """Apply the agent's settings over these defaults to a session, and lend it a provider."""
+        """Apply the agent's settings over these defaults, and provide a model.
+
+        A session that has a provider keeps it.
+        """
         if session.settings.parent is not self.settings:
             session.settings.inherit(self.settings, defaults=defaults)
         if session.provider is None:
@@ -120,11 +123,11 @@ class AgentHistory:
 
     @property
     def chat_history(self) -> list[dict[str, Any]]:
-        """What the model will see of the conversation."""
+        """The messages of the conversation that the model will see."""
         return self._history.current_chat_history
 
     def set_chat_history(self, messages: ChatMessages) -> Self:
-        """Restart the history with these messages; the memo stays."""
+        """Replace the history with these messages, and keep the memo."""
         self._history.set_chat_history(messages)
         return self
 
@@ -134,14 +137,14 @@ class AgentHistory:
         return self
 
     def reset_chat_history(self) -> Self:
-        """Empty the history; the memo stays."""
+        """Empty the history, and keep the memo."""
         self._history.reset_chat_history()
         return self
 
 
 PROMPT = "You are a helpful assistant. Answer briefly and to the point."
 BUFFER_LIMIT, BUFFER_MIN = 50, 10
-"""By default, the size above which a window is cut, and roughly how many messages stay."""
+"""The default limits: messages that a window may hold, and roughly how many remain after a cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,15 +154,20 @@ class AgentLimits:
     steps: int = defaults.MAX_STEPS
     """How many times the model may be called for one answer."""
     tool_seconds: float = defaults.TOOL_TIMEOUT_SECONDS
-    """How long a tool may take."""
+    """How many seconds a tool may take."""
     messages: int | None = None
-    """The window is cut if it has more messages than this; None means the loop's limit, else 50."""
+    """A window with more messages is cut; None means the loop's limit, or 50 without a loop."""
     kept: int | None = None
-    """Roughly how many messages then stay; None means the loop's number, else 10."""
+    """Roughly how many messages remain after a cut; None means the loop's number, or 10 without a
+    loop.
+    """
 
 
 class Agent(AgentHistory):
-    """A named way to answer. It keeps its own history, unless a session is attached."""
+    """A named set of prompt, model and tools.
+
+    An agent keeps its own history unless a session is attached.
+    """
 
     def __init__(
         self,
@@ -183,13 +191,13 @@ class Agent(AgentHistory):
         self.recording = recording or Recording()
         self.hooks = hooks or Hooks()
         self.language: Language | None = None
-        """The language of a loop's own messages to the chats it answers; None: the channel's."""
+        """The language of the loop's own messages; None means the channel's."""
         self._sessions = Sessions(store) if store is not None else None
         self._serial = Serial()
         self._views = Views()
 
     def set_record_handler(self, handler: Handler | None) -> Self:
-        """Let this handler choose what is recorded: it maps (given, answer) to messages, or to [].
+        """Set a handler, which maps (given, answer) to the messages to record.
 
         Nothing is then recorded before the answer is complete.
         """
@@ -201,11 +209,11 @@ class Agent(AgentHistory):
     async def ask(
         self, given: Any, *, session_id: str | None = None, on_text: OnText | None = None
     ) -> str:
-        """The model's answer; raises `ProviderError`. With `on_text` it also comes in pieces.
+        """Ask the model and return its answer; raise `ProviderError` if it fails.
 
-        Text and lists of parts are sent to the model unchanged, anything else as JSON. With
-        `session_id` it answers in that session of the agent's store, which is created if it does
-        not exist.
+        `on_text` receives the answer in pieces. Text and lists of parts are sent to the model
+        unchanged, other values as JSON. `session_id` selects a session in the agent's store, which
+        is created if it does not exist.
         """
         provider = self._able()
         session = await self._session_for(session_id)
@@ -213,18 +221,18 @@ class Agent(AgentHistory):
             turn = self._turn(session, provider, on_text)
             text = await AgentRequest(turn, given, agent=self).answered()
             if session_id is not None:
-                session.release()  # what left the window is in the store
+                session.release()  # the store has what left the window
             return text
 
     def ask_sync(
         self, given: Any, *, session_id: str | None = None, on_text: OnText | None = None
     ) -> str:
-        """Like `ask`, for synchronous code, inside or outside an event loop."""
+        """Like `ask`, but for synchronous code, inside or outside an event loop."""
         self._serial.check_may_block(self._history.id if session_id is None else session_id)
         return from_sync(partial(self.ask, given, session_id=session_id, on_text=on_text))
 
     def stream(self, given: Any, *, session_id: str | None = None) -> Stream:
-        """Like `ask`, in pieces: `async for piece in agent.stream(…)`."""
+        """Like `ask`, but yield the answer in pieces: `async for piece in agent.stream(…)`."""
         return Stream(lambda hear: self.ask(given, session_id=session_id, on_text=hear))
 
     def _turn(self, session: Session, provider: Provider, on_text: OnText | None) -> Turn:
@@ -277,14 +285,14 @@ class Agents(Mapping[str, Agent]):
         *,
         by_channel: Mapping[str, str] | None = None,
     ) -> None:
-        """`by_channel` names the agent for new sessions of a channel."""
-        # The user's own come later: one that is named like the default takes its place.
+        """Create the collection; `by_channel` maps a channel to the agent for its new sessions."""
+        # The user's agents come later, so that one with the default's name replaces it.
         self._agents = {default.name: default, **(named or {})}
         self.default = self._agents[default.name]
         self._by_channel = dict(by_channel or {})
 
     def renew(self, agents: Agents) -> None:
-        """Replace the agents, from the next turn on."""
+        """Replace all agents; the change takes effect with the next turn."""
         self._agents, self.default = agents._agents, agents.default
         self._by_channel = agents._by_channel
 
@@ -298,13 +306,16 @@ class Agents(Mapping[str, Agent]):
         return len(self._agents)
 
     def among(self, names: Sequence[str] | None) -> list[str]:
-        """The agents that someone with these may choose; None means all, () the default one."""
+        """Return the agents that a user with these names may choose.
+
+        None allows all of them, and an empty sequence only the default.
+        """
         if names is None:
             return list(self)
         return [name for name in names or (self.default.name,) if name in self]
 
     def of(self, session: Session) -> Agent:
-        """The agent that answers in this session."""
+        """Return the agent that answers in this session."""
         return self._agents.get(session.agent or "", self.default)
 
     def choose(
@@ -314,10 +325,11 @@ class Agents(Mapping[str, Agent]):
         wanted: str | None = None,
         channel: str = "",
     ) -> Agent:
-        """The agent for the next question in this session, which remembers its name.
+        """Choose the agent for the session's next question, and store its name in the session.
 
-        For the first question: the one that was requested, else the session's, else the channel's,
-        else the default. Later: the session's. An unknown one is logged and ignored.
+        The first question goes to the requested agent, else the session's, else the channel's, else
+        the default. Later questions go to the session's agent. An unknown name is logged and
+        ignored.
         """
         is_first = session.last_seq == 0
         names = [wanted, session.agent] if is_first else [session.agent or wanted]
@@ -333,7 +345,10 @@ class Agents(Mapping[str, Agent]):
 
 
 class AgentRequest:
-    """Records messages as they arrive, unless a handler chooses at the end what is recorded."""
+    """One question to an agent.
+
+    Messages are recorded as they arrive, unless a handler chooses them.
+    """
 
     def __init__(self, turn: Turn, given: Any, *, agent: Agent) -> None:
         self._turn = turn
@@ -344,12 +359,15 @@ class AgentRequest:
         self._asked = 0
 
     async def answered(self) -> str:
-        """The model's answer; if it raises `ProviderError`, the user's message is still kept."""
+        """Return the model's answer.
+
+        The user's message is kept even if `ProviderError` is raised.
+        """
         with self._turn.about():
             return await self._answered()
 
     async def _answered(self) -> str:
-        # Kept before the model is asked: whatever happens then, the question is not lost.
+        # Stored before the model is called, so that the question survives any failure.
         await self._begin()
         try:
             answer = await self._turn.run()
@@ -399,12 +417,12 @@ class AgentRequest:
     async def _resize(self) -> None:
         try:
             await self._turn.resize()
-        except ProviderError as error:  # the memo stays as it was; the answer is there all the same
+        except ProviderError as error:  # the memo stays as it was; the answer is still valid
             name = type(error).__name__
             announce(ResizeFailed(error=name))
 
     async def _fail(self, error: BaseException) -> None:
-        with suppress(SessionNotFound):  # deleted meanwhile: nothing is revived
+        with suppress(SessionNotFound):  # deleted meanwhile: don't create it again
             if isinstance(error, EmptyAnswer):
                 await self._turn.change(self._take_back)
             elif self._recording.handler:
@@ -418,7 +436,7 @@ class AgentRequest:
         await self._agent.hooks.after(RequestOutcome(given=self._given, error=error), self._agent)
 
     def _take_back(self, session: Session) -> None:
-        """Forget a question that was never answered, unless tools have acted on it."""
+        """Remove a question without an answer, unless tools have acted on it."""
         newest = session.newest
         if newest is not None and newest.seq == self._asked:
             with suppress(HistoryNotLoaded):
@@ -426,11 +444,11 @@ class AgentRequest:
 
 
 Ask = Callable[[OnText], Awaitable[str]]
-"""Asks the model, and passes on each piece."""
+"""Ask the model, and pass on each piece of its answer."""
 
 
 class _Flow:
-    """Pieces that have arrived but have not been read yet."""
+    """The pieces that have arrived but have not been read yet."""
 
     def __init__(self) -> None:
         self.pieces: deque[str] = deque()
@@ -442,7 +460,7 @@ class _Flow:
     async def run(self, ask: Ask) -> None:
         try:
             self.text = await ask(self._hear)
-        except Exception as error:  # noqa: BLE001 - whoever reads gets it
+        except Exception as error:  # noqa: BLE001 - raised again in the reader
             self.error = error
         finally:
             self.is_over = True
@@ -454,9 +472,10 @@ class _Flow:
 
 
 class Stream:
-    """Asks the model when the first piece is read. Leaving it early stops the answer.
+    """An answer in pieces; the model is asked when the first piece is read.
 
-    `async with agent.stream(…) as pieces` waits on exit until the answer has stopped.
+    Leaving the loop early stops the answer. `async with agent.stream(…) as pieces` waits on exit
+    until the answer has stopped.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -487,8 +506,9 @@ class Stream:
 
     def _started(self) -> _Flow:
         if self._task is None:
-            # No task group: left half-way, its scope would stay open around whoever reads, and
-            # cancel them. This object owns the task, and ends it when nobody reads any more.
+            # No task group: if the iteration ended early, its scope would stay open around the
+            # reader and cancel it. This object owns the task instead, and ends it when nobody reads
+            # any more.
             work = self._flow.run(self._ask)
             self._task = asyncio.get_running_loop().create_task(work, name="answer in pieces")
         return self._flow
@@ -547,7 +567,7 @@ class Serial:
         self._locks: WeakKeyDictionary[Session, _QuestionLock] = WeakKeyDictionary()
 
     def lock_of(self, session: Session) -> Mutex:
-        """The lock to hold while asking in this session."""
+        """Return the lock to hold while asking in this session."""
         with self._lock:
             return self._locks.setdefault(session, _QuestionLock())
 
@@ -565,10 +585,13 @@ _lock = Lock()
 
 
 def from_sync(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """The function's result. All calls share one event loop, so connections stay open."""
+    """Run an async function and return its result.
+
+    All calls share one event loop, so that connections stay open.
+    """
     with _lock:
         portals, thread = _opened()
-    if thread == get_ident():  # called from within that loop, which must not wait for itself
+    if thread == get_ident():  # called in that loop's own thread, which must not wait for itself
         return blocking(function)
     with portals as portal:
         future = portal.start_task_soon(function)
@@ -582,10 +605,10 @@ def from_sync(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 @cache
 def _opened() -> tuple[BlockingPortalProvider, int]:
-    """This process's portal and its thread; open until the process ends."""
+    """Open this process's portal once, and return it with its thread's id."""
     portals = BlockingPortalProvider()
     portal = portals.__enter__()
-    # What is still going on then is cancelled.
+    # Work still running at exit is cancelled.
     atexit.register(portals.__exit__, SystemExit, SystemExit(), None)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=partial(_forget, portal))
@@ -593,7 +616,7 @@ def _opened() -> tuple[BlockingPortalProvider, int]:
 
 
 def _forget(portal: BlockingPortal) -> None:
-    """After a fork: the child lacks its parent's threads, yet would wait for them at exit."""
+    """Forget the portal in a forked child, which lacks the thread but would wait for it at exit."""
     _opened.cache_clear()
-    with suppress(StopIteration, RuntimeError):  # nothing in it waits; in dev mode its loop minds
+    with suppress(StopIteration, RuntimeError):  # nothing waits in it; asyncio's dev mode raises
         portal.stop().send(None)

@@ -1,4 +1,4 @@
-"""Puts the parts together in one task group and stops them in order."""
+"""Put the parts together in one task group, and stop them in order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from nanoloop.telemetry import Telemetry
 
 
 class App:
-    """A loop with its store, its provider and its channels, from start to stop."""
+    """A running installation: the loop with its store, provider and channels."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class App:
         chat: str | None = None,
         installation: Installation | None = None,
     ) -> None:
-        """With an installation, it serves only that one's store; `run` raises `StoreNotOurs`."""
+        """Create the app; with an installation, `run` raises `StoreNotOurs` for another's store."""
         self.loop = loop
         self.telemetry = telemetry
         self._store = store
@@ -63,24 +63,24 @@ class App:
         self._installation = installation
         self._channels: list[Channel] = []
         self._begun: dict[str, str] = {}
-        """The bug that ended each started channel, or "" if none did."""
+        """The bug that stopped each started channel, or "" if the channel still works."""
         self._held: set[str] = set()
-        """The channels whose account another process holds."""
+        """The channels whose account is in use by another process."""
         self._channel_scope = anyio.CancelScope()
         self.stopped_by: signal.Signals | None = None
-        """The signal that ended it, if any."""
+        """The signal that stopped the app, or None."""
         self.observers: list[Observer] = [telemetry]
         if installation is not None:
             self.observers.append(installation.hear)
-        """Observers of everything that happens, from before its store opens until it is closed."""
+        """Receive every event from before the store opens until it is closed."""
         self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        """Other tasks that run as long as the loop does."""
+        """Other tasks, which run as long as the loop does."""
         self.former_files: Sequence[Path] = ()
-        """Files of earlier runs with words in plain text; removed before anything is answered."""
+        """Plaintext files left by earlier runs, removed before any message is answered."""
         self.stopping: list[Callable[[], None]] = []
-        """Called as soon as it is told to stop."""
+        """Functions to call as soon as the app is told to stop."""
         self.on_hangup: Callable[[], None] | None = None
-        """Called on SIGHUP; without it, SIGHUP ends the process at once."""
+        """The function to call on SIGHUP; without one, SIGHUP ends the process at once."""
 
     @classmethod
     def of(
@@ -91,10 +91,10 @@ class App:
         chat: str | None = None,
         telemetry: Telemetry | None = None,
     ) -> Self:
-        """The app that these settings describe.
+        """Build the app that these settings describe.
 
-        With `chat`, the key of one chat, it serves that chat and ends when its channels do. Without
-        `telemetry` it logs to standard error.
+        `chat` is the key of the only chat to serve; the app then ends when its channels do. Without
+        `telemetry`, the app logs to standard error.
         """
         settings = suited(settings)
         log = settings.log
@@ -113,7 +113,7 @@ class App:
         )
         app.former_files = former_files(settings)
         if isinstance(models, Models):
-            app.beside.append(models.load)  # while the rest starts
+            app.beside.append(models.load)  # in parallel with the start
         return app
 
     def add(self, channel: Channel) -> None:
@@ -123,7 +123,7 @@ class App:
 
     @property
     def states(self) -> Mapping[str, tuple[str, str]]:
-        """The state of each started channel, with the reason if something is wrong."""
+        """The state of each started channel, with the reason for any problem."""
         return {
             channel.name: self._state_of(channel)
             for channel in self._channels
@@ -136,7 +136,7 @@ class App:
         return ("waiting", HELD) if channel.name in self._held else _state(channel)
 
     async def run(self) -> None:
-        """Serve until told to stop; what was durable stays durable, however it ends."""
+        """Run until told to stop, then close everything; stored data stays stored."""
         with ExitStack() as stack:
             for observer in self.observers:
                 stack.enter_context(hearing(observer))
@@ -144,9 +144,9 @@ class App:
 
     async def _run(self) -> None:
         try:
-            if self._installation is not None:  # before anything is written to the wrong one
+            if self._installation is not None:  # before a write reaches the wrong store
                 await self._installation.enter(self._store)
-            # First of all: where the store can't be written to, nothing begins.
+            # First of all, so that nothing starts if the store is not writable.
             expired = await self._store.delete_expired()
             await run_sync(self._remove_former_files)
             async with anyio.create_task_group() as group:
@@ -170,14 +170,17 @@ class App:
                 raise StoreError(f"{file} {said}: {refusal(error)}") from error
 
     async def close(self) -> None:
-        """Close the provider and the store, for callers that never run it; safe to call twice."""
+        """Close the provider and the store.
+
+        Needed only if the app never runs; safe to call twice.
+        """
         try:
             await self.provider.close()
         finally:
             await self._store.close()
 
     def stop(self) -> None:
-        """Accept nothing more; running work is finished within its deadlines."""
+        """Accept no more messages; running work is finished within its deadlines."""
         for tell in self.stopping:
             tell()
         for channel in self._channels:
@@ -208,13 +211,13 @@ class App:
             if self._chat is not None:
                 await self.loop.recover_chat(self._chat)
             else:
-                # Before anything new is heard: what was said first is answered first.
+                # Before new messages are accepted, so that the oldest question is answered first.
                 await self.loop.recover()
             async with anyio.create_task_group() as group:
                 for channel in self._channels:
                     where = lasting if hasattr(channel, "take_no_more") else group
                     where.start_soon(self._run_channel, channel, name=f"channel {channel.name}")
-            if self._chat is None:  # a daemon goes on until it is told to stop
+            if self._chat is None:  # a daemon runs until it is told to stop
                 await anyio.sleep_forever()
         self.stop()
 
@@ -245,17 +248,17 @@ class App:
 
 
 def _place(channel: Channel) -> dict[str, str]:
-    """Where a channel listens that is served on an address, and where its token is; no secret."""
+    """Return the channel's address and token file, if it has them; never a secret."""
     if not hasattr(channel, "bind"):
         return {}
     file = getattr(channel, "token_file", None)
     return {"address": channel.bind(), **({"token_file": str(file)} if file else {})}
 
 
-HELD = "another process serves its account: it will open here when that one ends"
+HELD = "another process uses this account: the channel will start here when that process ends"
 
 
 def _state(channel: Channel) -> tuple[str, str]:
-    """The state of its connection, if it has one."""
+    """Return the channel's connection state and the reason for it."""
     state = getattr(channel, "state", "running")
     return str(state), getattr(state, "reason", "")

@@ -1,4 +1,4 @@
-"""A dict that forgets the least recently set item."""
+"""A dict that discards the least recently set item when full."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ V = TypeVar("V")
 
 
 class BoundedDict(OrderedDict[K, V]):
-    """Holds a limited number of items; setting one again makes it the newest."""
+    """Hold a limited number of items; setting an item again makes it the newest."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self._limit = limit
 
     def __setitem__(self, key: K, value: V) -> None:
-        """Set it, and forget the oldest if there are too many."""
+        """Set the item, and discard the oldest items beyond the limit."""
         super().__setitem__(key, value)
         self.move_to_end(key)
         while len(self) > self._limit:

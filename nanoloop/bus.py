@@ -1,4 +1,4 @@
-"""The in-process bus: bounded in both directions; a slow chat delays no other."""
+"""The in-process bus. Both directions are bounded, and a slow chat delays no other chat."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from nanoloop.protocols import Channel
 from nanoloop.sentences import ENGLISH
 
 SEND_TIMEOUT_SECONDS = 120
-"""How long a channel may take to send one message before it is given up."""
+"""How long a channel may take to send one message before the attempt fails."""
 LONGEST_REST_SECONDS = 60.0
-"""The longest time to wait before an unreachable chat is tried again."""
+"""The longest delay before a failed send is retried."""
 SHORTEST_REST_SECONDS = 0.1
-"""The shortest such time, whatever the channel says."""
+"""The shortest delay before a retry, even if the channel asks for less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,10 @@ class _QueuedItem:
     may_go: Callable[[], Awaitable[bool]] | None = None
 
     def is_worth_a_try(self, error: Exception) -> bool:
-        """Whether to send it again; without a caller waiting for the outcome, it expires."""
+        """Return True if the send should be retried.
+
+        A slow send is retried only if a caller waits for it.
+        """
         is_slow = isinstance(error, TimeoutError) and self.arrived is not None
         return (isinstance(error, SendLater) or is_slow) and isinstance(self.says, Outbound)
 
@@ -50,7 +53,7 @@ class _Settled:
 
 
 class InProcessBus:
-    """Channels on one side, one consumer on the other."""
+    """A message bus with any number of channels on one side and one consumer on the other."""
 
     def __init__(
         self,
@@ -88,9 +91,9 @@ class InProcessBus:
     # In
 
     def put_nowait(self, message: Inbound) -> None:
-        """Accept a message; if there is no room, its chat is told and `BusFull` is raised.
+        """Accept a message, or tell its chat that the bus is full and raise `BusFull`.
 
-        Some of the room is reserved for owners that have nothing in the bus.
+        Some room is reserved for owners without any message in the bus.
         """
         if self._is_closed or not self._shares.has_room(message.owner):
             self._refuse(message)
@@ -102,10 +105,9 @@ class InProcessBus:
         self._arrived.set()
 
     async def hand_in(self, message: Inbound) -> Outcome:
-        """Accept a message like `put_nowait`, and return its outcome.
+        """Accept a message like `put_nowait`, then wait for its outcome and return it.
 
-        If the caller is cancelled before that, the message stays in the bus and is stored as soon
-        as possible.
+        If the caller is cancelled while waiting, the message stays in the bus and is still stored.
         """
         self.put_nowait(message)
         settled = self._settled[self._count] = _Settled()
@@ -122,20 +124,23 @@ class InProcessBus:
         )
         try:
             self._chats.put_nowait((message.channel, message.chat), _QueuedItem(busy))
-        except (LaneFull, RuntimeError) as why:  # or nothing is carried any more
+        except (LaneFull, RuntimeError) as why:  # RuntimeError: the bus has ended
             error = type(why).__name__
             announce(SendFailed(channel=busy.channel, chat=busy.chat, error=error))
 
     async def put(self, message: Inbound) -> None:
         """Accept a message as soon as there is room."""
         while not self._is_closed and not self._shares.has_room(message.owner):
-            if self._room.is_set():  # one for all who wait, or all but the last were forgotten
+            if self._room.is_set():  # shared by all waiting callers, so that each one wakes up
                 self._room = anyio.Event()
             await self._room.wait()
         self.put_nowait(message)
 
     async def deliveries(self) -> AsyncIterator[Delivery]:
-        """Messages to answer; a new consumer gets what the last one did not acknowledge."""
+        """Yield the messages to answer.
+
+        A new consumer also gets those that the last one did not acknowledge.
+        """
         self._untaken = deque(self._unacknowledged)
         while True:
             while not self._untaken:
@@ -157,7 +162,7 @@ class InProcessBus:
             settled.event.set()
 
     def close(self) -> None:
-        """Accept nothing more."""
+        """Accept no more messages."""
         self._is_closed = True
         self._arrived.set()
         self._room.set()
@@ -179,15 +184,15 @@ class InProcessBus:
         }
 
     def attach(self, channel: Channel) -> None:
-        """Have this channel serve its chats from now on."""
+        """Serve this channel's chats from now on."""
         self._channels[channel.name] = channel
 
     def streams(self, channel: str) -> bool:
-        """Whether that channel wants pieces of answers."""
+        """Return True if the channel wants answers in pieces."""
         return channel in self._channels and self._channels[channel].streams
 
     def confirms(self, channel: str) -> bool:
-        """Whether that channel reports which messages have arrived."""
+        """Return True if the channel confirms which messages have arrived."""
         return bool(getattr(self._channels.get(channel), "confirms", False))
 
     async def publish(
@@ -197,21 +202,21 @@ class InProcessBus:
         arrived: Callable[[], Awaitable[None]] | None = None,
         may_go: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        """Send a text to its chat; waits only while that chat has too many unsent texts.
+        """Queue a text for its chat, waiting only while too many of the chat's texts are unsent.
 
         `may_go` is called right before each attempt; if it returns False, the text is dropped.
-        `arrived` is called once it has arrived, or never will.
+        `arrived` is called once the text has arrived, or has failed permanently.
         """
         chat = (message.channel, message.chat)
         if chat in self._held and self._held[chat].reply_to == message.reply_to:
-            del self._held[chat]  # the whole text has what they had
+            del self._held[chat]  # the whole text contains the pieces
         await self._chats.put(chat, _QueuedItem(message, arrived, may_go))
 
     def publish_nowait(self, piece: TextStreamed) -> None:
-        """Send a piece of an answer; half of a chat's room is reserved for whole texts.
+        """Queue a piece of an answer.
 
-        A piece that does not fit is sent with the next one: a chat misses the last pieces or
-        nothing.
+        Half of a chat's room is reserved for whole texts. A piece that does not fit is sent with
+        the next one, so a chat can miss only the last pieces.
         """
         chat = (piece.channel, piece.chat)
         held = self._held.pop(chat, None)
@@ -223,7 +228,7 @@ class InProcessBus:
             self._held[chat] = piece
 
     async def flush(self) -> None:
-        """Wait until everything published has been sent or given up."""
+        """Wait until everything published has been sent or has failed."""
         await self._chats.idle()
 
     async def _send(self, chat: tuple[str, str], item: _QueuedItem) -> None:
@@ -244,7 +249,7 @@ class InProcessBus:
             await item.arrived()
 
     async def _error_of(self, says: Outbound | TextStreamed) -> Exception | None:
-        """Return None once it is sent, or else the error that prevented it."""
+        """Send the item, and return the error that prevented it, or None."""
         try:
             channel = self._channels[says.channel]
             with anyio.fail_after(SEND_TIMEOUT_SECONDS):

@@ -1,7 +1,7 @@
-"""Chats, each with one worker that does what is owed there.
+"""Process chats, each with one worker that handles the chat's pending work.
 
-A worker remembers nothing: it asks its session what is next, does that, and asks again. It need not
-know about restarts, edits and interruptions.
+A worker keeps no state: it asks its session for the next step, performs it, and asks again. So it
+needs no special handling of restarts, edits and interruptions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from nanoloop.session.session import Session
 from nanoloop.writing import Claim, claiming, is_away, leave_alone
 
 AWAY = "away"
-"""The mark of a session whose store was unavailable."""
+"""Marks a session whose store was unavailable."""
 if TYPE_CHECKING:
     from nanoloop.commands import Commands
     from nanoloop.turn import Answer
@@ -65,7 +65,7 @@ class _Running:
     scope: anyio.CancelScope
     exchange: Exchange
     is_amended: bool = False
-    """Its question has changed, or belongs to another process: its result is dropped."""
+    """Discard the turn's result: its question has changed, or belongs to another process."""
 
 
 class Chats:
@@ -94,12 +94,16 @@ class Chats:
         )
         self._turns: dict[str, _Running] = {}
         self._begun: dict[str, Begun] = {}
-        """The last question that this process has started in a session, until it is answered."""
+        """Each session's last question that this process has started and not yet answered."""
         self._nodes = parts.nodes
         self._looked: dict[str, Hashable] = {}
-        """The commit at which each owing session was checked, and who was alive then."""
+        """The commit at which each session with pending work was checked, and the processes alive
+        then.
+        """
         self._holding: dict[str, object] = {}
-        """The sessions with waiting messages that this process received; a new object each time."""
+        """The sessions with waiting messages that this process received; each gets a new object per
+        message.
+        """
         self._watches: Callable[[str], bool] = _is_not_wanted
         self._stack = AsyncExitStack()
 
@@ -115,15 +119,15 @@ class Chats:
         return await self._stack.__aexit__(*exc)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
-        """How many chats are being answered or waiting."""
+        """Return how many chats are being answered or waiting."""
         return len(self._workers)
 
     # What goes on
 
     def stop(self, key: str, *, question: str | None = None) -> bool:
-        """Stop the turn in progress in this chat; False if there is none.
+        """Stop the chat's turn in progress; return False if there is none.
 
-        Given a message's id, stop only the turn that answers it.
+        Given a message's id, stop only the turn that answers this message.
         """
         running = self._turns.get(key)
         if running is None or (question and running.exchange.message.message_id != question):
@@ -132,7 +136,7 @@ class Chats:
         return True
 
     async def stop_anywhere(self, key: str) -> bool:
-        """Like `stop`, but also in another process, which will notice soon."""
+        """Like `stop`, but also ask other processes to stop; they notice within seconds."""
         if self.stop(key):
             return True
         with suppress(SessionNotFound):
@@ -147,22 +151,22 @@ class Chats:
         return goes_on
 
     def drop_turn(self, key: str) -> None:
-        """Stop the turn in progress in this chat, if there is one, and store nothing of it."""
+        """Stop the chat's turn in progress, if any, and store nothing from it."""
         running = self._turns.get(key)
         if running is not None:
             running.is_amended = True
             running.scope.cancel()
 
     def is_answering(self, key: str) -> bool:
-        """Whether a turn is in progress in this chat."""
+        """Return True if a turn is in progress in this chat."""
         return key in self._turns
 
     def is_busy(self, key: str) -> bool:
-        """Whether this chat's worker, or that of another process, has something to do."""
+        """Return True if this process's worker, or another process, has work for this chat."""
         return self._workers.is_busy(key) or self._is_busy_elsewhere(self._sessions.known(key))
 
     def _is_busy_elsewhere(self, session: Session | None) -> bool:
-        """Whether another process has something to do there, as far as this one has read."""
+        """Return True if another process has work in the session, as far as this one has read."""
         if session is None:
             return False
         others = (session.by if session.awaiting else "", *map(hearer_of, session.waiting))
@@ -172,57 +176,57 @@ class Chats:
         """Wait until no worker has anything to do."""
         await self._workers.idle()
 
-    # What is owed
+    # Pending work
 
     def wake(self, key: str, session_id: str) -> None:
-        """Have the chat's worker check this session."""
-        with suppress(RuntimeError):  # the loop has ended: its turn comes after the next start
+        """Make the chat's worker check this session."""
+        with suppress(RuntimeError):  # the loop has ended: the work is done after the next start
             self._workers.put_nowait(key, session_id, bounded=False)
 
     async def work_here(self, key: str, session_id: str) -> None:
-        """Like `wake`, but in this task if the worker has nothing to do."""
+        """Like `wake`, but do the work in the calling task if the worker is idle."""
         await self._workers.work_here(key, session_id)
 
     def note(self, session: Session, begun: Begun) -> None:
-        """Continue after a question that this process has started and that is now durable."""
+        """Record a question that this process has started and stored."""
         self._begun[session.id] = begun
         self._parts.begun(session, begun)
 
-    # Other processes, and what earlier ones left
+    # Other processes, and work left over from earlier ones
 
     async def _watch(self) -> None:
-        """See what other processes wrote, and take over what dead ones left."""
+        """Notice changes made by other processes, and take over the work of those that died."""
         while True:
             others = self._nodes.living
             await anyio.sleep(self._nodes.look_seconds)
-            with suppress(StoreError):  # away: the next look will tell
+            with suppress(StoreError):  # unavailable: check again next time
                 await self.look()
                 if dead := others - self._nodes.living:
                     await self.take_up_summaries(left_by=dead)
 
     def watch_over(self, is_wanted: Callable[[str], bool]) -> None:
-        """Take over what was left in the sessions whose ids this accepts."""
+        """Take over leftover work in the sessions whose ids `is_wanted` accepts."""
         self._watches = is_wanted
         self._looked = {}
 
     async def look(self) -> None:
-        """Check each session that owes its chat something, if there is anything new."""
+        """Check every session with pending work that has changed since the last check."""
         looked: dict[str, Hashable] = {}
         owing: list[Session] = []
-        holding = dict(self._holding)  # what comes while the store lists them is not among them
+        holding = dict(self._holding)  # later messages may be missing from the store's list
         for owed in [owed async for owed in self._sessions.store.owing()]:
             looked[owed.id] = mark = (owed.revision, self._nodes.living)
             if self._looked.get(owed.id) != mark and await self._is_of_interest(owed):
                 try:
                     owing += await self._looked_at(owed)
-                except Exception as error:  # noqa: BLE001 - one chat's must not stop the others
+                except Exception as error:  # noqa: BLE001 - one chat's error must not stop the others
                     looked[owed.id] = self._told_of(owed, error)
         for running in list(self._turns.values()):
-            if running.exchange.session.id not in looked:  # its question was taken back
+            if running.exchange.session.id not in looked:  # its question was withdrawn
                 await self._heed_now(running)
         self._looked = looked
         await self._follow_holding(holding, owing=looked)
-        for session in sorted(owing, key=attrgetter("updated_at")):  # a chat's older one first
+        for session in sorted(owing, key=attrgetter("updated_at")):  # a chat's older session first
             key = session.key or session.id
             if session.id not in self._workers.items(key):
                 self.wake(key, session.id)
@@ -230,7 +234,7 @@ class Chats:
     async def _follow_holding(
         self, holding: Mapping[str, object], *, owing: Container[str]
     ) -> None:
-        """Check next time whether another process has passed on what this one received."""
+        """Check next time if another process has moved on the messages that this one received."""
         for session_id, noted in holding.items():
             if session_id in owing or self._holding.get(session_id) is not noted:
                 continue
@@ -243,23 +247,23 @@ class Chats:
                 del self._holding[session_id]
 
     async def take_up_summaries(self, *, left_by: Container[str] | None = None) -> None:
-        """Have pending entries summarised if no process is doing so, or if these left them."""
+        """Start pending summaries that no process is writing, or that `left_by` left."""
         for owed in [owed async for owed in self._sessions.store.owing(pending=True)]:
             await self._nodes.ask_after(owed.by)
             is_left = not self._nodes.is_other(owed.by) if left_by is None else owed.by in left_by
             if is_left and self._watches(owed.id):
-                with suppress(SessionNotFound, StoreError):  # one keeps no other waiting
+                with suppress(SessionNotFound, StoreError):  # one failure must not stop the others
                     self._parts.summarizer.fire_and_forget(await self._sessions.open(owed.id))
 
     async def _is_of_interest(self, owed: OwedSession) -> bool:
-        """Whether this process may have something to do there."""
+        """Return True if this process may have work in the session."""
         if owed.id in self._holding or owed.by == self._nodes.me:
             return True
         await self._nodes.ask_after(owed.by)
         return not self._nodes.is_other(owed.by) and self._watches(owed.id)
 
     async def _looked_at(self, owed: OwedSession) -> Sequence[Session]:
-        """The session, if this process has something to do in it."""
+        """Return the session in a sequence if this process has work in it, else an empty one."""
         try:
             session = await self._sessions.seen_at(owed.id, owed.revision)
             await self._ask_after(session)
@@ -276,7 +280,7 @@ class Chats:
         return () if self.first(session) is None else (session,)
 
     def _told_of(self, owed: OwedSession, error: Exception) -> Hashable:
-        """Log an unreadable session once; returns the mark that it was checked."""
+        """Log an unreadable session once, and return the mark that it has been checked."""
         if self._looked.get(owed.id) != AWAY:
             self._notices.apology(owed.id, error)
         return AWAY if is_away(error) else (owed.revision, self._nodes.living)
@@ -303,7 +307,7 @@ class Chats:
         self._heed(running)
 
     def _heed(self, running: _Running) -> None:
-        """Apply another process's requests to a turn of this process."""
+        """Apply another process's requests to a turn in this process."""
         exchange = running.exchange
         session = exchange.session
         if (session.claims, session.awaiting) != (exchange.claim, exchange.seq):
@@ -316,14 +320,15 @@ class Chats:
         with about(session_id=session_id):
             try:
                 await self._do_all(key, session_id)
-            # Deleted meanwhile, and nothing is revived; or answered by another, who goes on here.
+            # Deleted meanwhile, so don't create it again; or answered by another process, which
+            # continues.
             except (SessionNotFound, TurnLost):
                 return
             except Exception as error:  # noqa: BLE001 - as above
                 self._notices.apology(session_id, error)
 
     async def _do_all(self, key: str, session_id: str) -> None:
-        """Do everything that is owed, however long the store is down; the chat is told once."""
+        """Do all pending work, waiting for the store if it is away; tell the chat once."""
         session = None
         while True:
             try:
@@ -348,8 +353,8 @@ class Chats:
                 await leave_alone()
 
     async def _do_next(self, key: str, session: Session) -> bool:
-        """Do what is owed first; False if nothing is, or nothing can be done about it."""
-        # Not before what is being written is durable.
+        """Do the next piece of pending work; return False if none can be done now."""
+        # Writes in progress must be durable first.
         todo = await self._sessions.writer.look(session, self.first)
         match todo:
             case Send():
@@ -368,8 +373,8 @@ class Chats:
             case Ask(entry=entry):
                 await self._ask(session, entry)
             case None:
-                self._begun.pop(session.id, None)  # it was taken back
-                self._note_holding(session)  # durable by now, whatever a look saw before
+                self._begun.pop(session.id, None)  # the question was withdrawn
+                self._note_holding(session)  # up to date now, unlike an earlier check
                 return False
         return True
 
@@ -383,10 +388,10 @@ class Chats:
         self.wake(key, session_id)
 
     def first(self, session: Session) -> Next:
-        """What is owed first, by this process.
+        """Return the next piece of pending work for this process.
 
-        Another process keeps what it is working on and what it received for as long as it lives;
-        anything for a channel that is not here is skipped.
+        A living process keeps its current question and the messages that it received. Work for a
+        channel that this process doesn't serve is skipped.
         """
         is_anothers = self._nodes.is_other(session.by)
         todo = session.next((*self._sessions.sent_of(session.id), *self._sent_elsewhere(session)))
@@ -405,7 +410,7 @@ class Chats:
         return PassOn(session.moved) if is_elsewhere else self._first_of(session.waiting)
 
     def _sent_elsewhere(self, session: Session) -> Sequence[int]:
-        """The answers that another living process is sending."""
+        """Return the numbers of the answers that another living process is sending."""
         return [seq for seq in session.unsent if self._nodes.is_other(self._sender(session, seq))]
 
     def _sender(self, session: Session, seq: int) -> str:
@@ -422,11 +427,11 @@ class Chats:
         return None
 
     def is_free(self, session: Session) -> bool:
-        """Whether a message may become a question here at once."""
+        """Return True if a new message can become a question in this session at once."""
         return self.first(session) is None and not self._is_busy_elsewhere(session)
 
     def hold(self, session: Session, entry: Entry) -> None:
-        """Have a message wait in this session for this process."""
+        """Queue a message in this session, marked as received by this process."""
         session.hold(heard_by(entry, self._nodes.me))
         self._holding[session.id] = object()
 
@@ -434,7 +439,7 @@ class Chats:
         return entry is not None and entry.metadata.get("channel") in self._bus.channels
 
     async def _run(self, key: str, session: Session, entry: Entry) -> None:
-        """Run a command, and answer it."""
+        """Run a command and send its answer."""
         message = inbound_of(entry, key=key)
         self._sessions.note_current(key, session.id)
         with claiming(Claim(session.id, entry.id)) as claim:
@@ -453,7 +458,7 @@ class Chats:
             self.wake(key, session.moved)
 
     async def _ask(self, session: Session, entry: Entry) -> None:
-        """Make a waiting message the next question."""
+        """Make a waiting message the session's next question."""
 
         def act(now: Session) -> Begun | None:
             return self._parts.begin(now, entry) if self.first(now) == Ask(entry) else None
@@ -493,7 +498,7 @@ class Chats:
                 failure = error
             finally:
                 del self._turns[key]
-        # Outside the scope: what came of it is kept and told, /stop or not.
+        # Outside the scope, so that the outcome is stored and sent even after /stop.
         if not running.is_amended:
             await self._end(exchange, running, answer, failure)
 
@@ -513,7 +518,7 @@ class Chats:
             else:
                 return
         if failure and (isinstance(failure, SessionNotFound | TurnLost) or is_away(failure)):
-            raise failure  # it is somebody else's, or still owed
+            raise failure  # another process has the question, or it is still unanswered
         if failure is not None:
             said = self._notices.apology(
                 session.id, failure, to=exchange.message, turn_id=exchange.turn_id, is_kept=True
@@ -526,7 +531,7 @@ class Chats:
             await exchange.stop(waiting=len(messages_among(session.waiting)))
 
     async def _with_burst(self, exchange: Exchange) -> Exchange:
-        """Read messages that arrive within a short time together, and answer the last one."""
+        """Join messages that arrive within a short time, and answer the last one."""
         session, seconds = exchange.session, exchange.message.burst_seconds
         while seconds:
             count = len(session.waiting)
@@ -542,13 +547,13 @@ class Chats:
         return Exchange(session, message, seq=begun.seq, claim=begun.claim, parts=self._parts)
 
     def _join(self, session: Session) -> tuple[Entry, Begun] | None:
-        """Ask everything that waits before a command together with the question."""
+        """Merge the waiting messages before the first command into the current question."""
         said = said_first(session.waiting)
         return (said[-1], self._parts.begin(session, *said)) if said else None
 
 
 def _is_not_wanted(_: str) -> bool:
-    """Take over nothing that was left, because nobody has asked for it."""
+    """Take over no leftover work; the default until `watch_over` is called."""
     return False
 
 

@@ -1,4 +1,4 @@
-"""Child processes: each starts with an environment of its own, without any of our keys."""
+"""Start child processes with an environment of their own that contains none of our keys."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 import anyio
 
 USUAL = ("HOME", "LANG", "LANGUAGE", "LC_*", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER")
-"""The variables that every program may see."""
+"""Environment variables that every child process may see."""
 NETWORK = ("*_PROXY", "*_proxy", "SSL_CERT_DIR", "SSL_CERT_FILE")
-"""Those of a program that asks servers."""
+"""Environment variables for programs that connect to servers."""
 
 
 def child_environment(
     keeps: Iterable[str] = (), adds: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The usual variables, those that match one of these patterns, and these values."""
+    """Return the usual variables, those that match `keeps`, and the values in `adds`."""
     patterns = (*USUAL, *keeps)
     kept = {
         name: value
@@ -36,7 +36,7 @@ def start(
     adds: Mapping[str, str] | None = None,
     **how: Any,
 ) -> subprocess.Popen[bytes]:
-    """Start a program; `how` is what `subprocess.Popen` takes."""
+    """Start a program; `how` is passed on to `subprocess.Popen`."""
     return subprocess.Popen(words, env=child_environment(keeps, adds), **how)  # noqa: S603 - the callers' own words
 
 
@@ -47,7 +47,7 @@ def run(
     adds: Mapping[str, str] | None = None,
     **how: Any,
 ) -> subprocess.CompletedProcess[Any]:
-    """Run a program to its end; `how` is what `subprocess.run` takes."""
+    """Run a program until it ends; `how` is passed on to `subprocess.run`."""
     return subprocess.run(words, env=child_environment(keeps, adds), **how)  # noqa: PLW1510, S603 - as above
 
 
@@ -58,5 +58,5 @@ async def run_in_background(
     adds: Mapping[str, str] | None = None,
     **how: Any,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run it to its end, or kill it if cancelled; `how` is what `anyio.run_process` takes."""
+    """Run a program until it ends, or kill it if cancelled; `how` goes to `anyio.run_process`."""
     return await anyio.run_process(words, env=child_environment(keeps, adds), **how)

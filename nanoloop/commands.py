@@ -1,4 +1,4 @@
-"""Commands in a chat, such as /help: the table of commands, and what each one does."""
+"""Chat commands such as /help: the table of commands, and the code that runs them."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    """What commands need from the loop."""
+    """The parts of the loop that commands need."""
 
     is_serving: bool
-    """Whether it is accepting messages."""
+    """True while the loop accepts messages."""
 
     @property
     def channels(self) -> Mapping[str, str]:
@@ -52,23 +52,23 @@ class Runner(Protocol):
         ...
 
     def stop(self, key: str) -> bool:
-        """Stop the turn in progress in this lane; False if there is none."""
+        """Stop the turn in progress in this lane; return False if there is none."""
         ...
 
     async def stop_anywhere(self, key: str) -> bool:
-        """Like `stop`, but reaches a turn in another process too, after a short delay."""
+        """Like `stop`, but also reach a turn in another process, after a short delay."""
         ...
 
     def waiting(self, key: str) -> int:
-        """How many messages are waiting in this lane."""
+        """Return how many messages are waiting in this lane."""
         ...
 
     def is_answering(self, key: str) -> bool:
-        """Whether a turn is in progress in this lane."""
+        """Return True if a turn is in progress in this lane."""
         ...
 
     def is_busy(self, key: str) -> bool:
-        """Whether a message is being processed or waiting in this lane."""
+        """Return True if a message is being processed or waiting in this lane."""
         ...
 
 
@@ -82,24 +82,24 @@ def _always(_: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command: its name, and what it does; `help_NAME` is its line in /help."""
+    """A command with its name and its function; the sentence `help_NAME` describes it in /help."""
 
     name: str
     run: Callable[[Inbound, str, Say], Awaitable[str]]
     writes: Callable[[str], bool] = _never
-    """Whether it changes anything when given these arguments; if so, it waits for its turn."""
+    """Given its arguments, tells if the command changes anything; if so, it waits its turn."""
 
 
 HISTORY_SHOWN = 10
 """How many messages `/history` shows by default."""
 HISTORY_LIMIT = 100
-"""The most messages it shows; `/export` shows all of them."""
+"""The most messages that `/history` shows; `/export` shows all of them."""
 ENTRIES_A_MESSAGE = 4
 """How many entries are read per message shown, to allow for tool calls and results."""
 
 
 class Commands:
-    """Answers commands, each for the chat it came from."""
+    """Run commands and return the answers for the chats that sent them."""
 
     def __init__(
         self,
@@ -151,14 +151,14 @@ class Commands:
         self._commands = {command.name: command for command in known}
 
     def is_at_once(self, text: str) -> bool:
-        """Whether the command changes nothing, and so need not wait for earlier messages."""
+        """Return True for a command that changes nothing and need not wait for earlier messages."""
         name, rest = _parsed(text)
         return name not in self._commands or not self._commands[name].writes(rest)
 
     async def answer(self, message: Inbound) -> str:
-        """The answer to a command; for an unknown one, it suggests the closest match."""
+        """Run a command and return its answer; suggest the closest match if unknown."""
         name, rest = _parsed(message.text)
-        say = partial(self._notices.text, message)  # in the language of the agent by then
+        say = partial(self._notices.text, message)  # in the language of the agent at that time
         if name not in self._commands:
             return self._unknown(name, say)
         return await self._commands[name].run(message, rest, say)
@@ -169,7 +169,7 @@ class Commands:
         return say("unknown_command", name=name)
 
     async def _help(self, message: Inbound, _: str, say: Say) -> str:
-        with suppress(NanoloopError):  # its agent's language is known then
+        with suppress(NanoloopError):  # loads the session, so that its agent's language is known
             await self._sessions.current(message.session_key, agent=message.agent)
         return "\n".join(f"/{name} - {say(f'help_{name}')}" for name in self._commands)
 
@@ -228,7 +228,7 @@ class Commands:
 
     async def _agent(self, message: Inbound, name: str, say: Say) -> str:
         session = await self._sessions.current_fresh(message.session_key, agent=message.agent)
-        known = self._agents.among(message.agents)  # no others are named to anyone
+        known = self._agents.among(message.agents)  # other agents' names are not revealed
         if not name:
             here = self._agents.of(session).name
             marks = {agent: say("here") if agent == here else "" for agent in known}
@@ -242,7 +242,7 @@ class Commands:
 
 
 def _parsed(text: str) -> tuple[str, str]:
-    """A command's name, and the text after it."""
+    """Split a command into its name and the text after it."""
     word, _, rest = text[1:].strip().partition(" ")
     return word.partition("@")[0].lower(), rest.strip()  # chats write /help@bot
 
@@ -253,7 +253,7 @@ _RANGE = re.compile(r"#?(\d{1,9})(?:\s*-\s*#?(\d{1,9}))?")
 
 
 class ErasingCommands:
-    """Erases from the log, the summary, the ledger, the pins and the recall index."""
+    """The /forget command, which erases messages from the log and all that derives from it."""
 
     def __init__(self, *, sessions: Sessions, summarizer: Summarizer) -> None:
         self._sessions = sessions
@@ -275,7 +275,7 @@ class ErasingCommands:
         between = {"after": seqs[0] - 1, "upto": seqs[-1]}
         entries = await self._sessions.store.entries(session.id, **between)
         entries = [entry for entry in entries if entry.seq in seqs]
-        # Those erased already are among them: what failed behind the store is done again so.
+        # Include entries that were erased before, in case erasing from the index failed then.
         said = [entry.seq for entry in entries]
         if not said:
             return say("no_message", number=rest)
@@ -284,7 +284,7 @@ class ErasingCommands:
         return say("between").join(told)
 
     async def _erase(self, session: Session, seqs: list[int], say: Say) -> list[str]:
-        """Erase these entries; returns what to tell the chat."""
+        """Erase these entries, and return the sentences to tell the chat."""
         before = session.summary
         session = await self._sessions.erase(session.id, seqs)
         if session.summary == before:
@@ -294,7 +294,7 @@ class ErasingCommands:
         return [told, *await self._leave_index(session, say)]
 
     async def _leave_index(self, session: Session, say: Say) -> list[str]:
-        """Remove them from the search index; returns what to say if that fails."""
+        """Remove erased entries from the search index; return a sentence if that fails."""
         try:
             await self._sessions.finish_erasing(session)
         except IndexUnusable as failure:
@@ -305,7 +305,7 @@ class ErasingCommands:
 
 
 def numbers(text: str) -> range:
-    """The numbers in a text, such as 12 or 12-15; empty if there are none."""
+    """Parse a number or range, such as 12 or 12-15; return an empty range for any other text."""
     found = _RANGE.fullmatch(text.strip())
     if found is None:
         return range(0)
@@ -314,7 +314,7 @@ def numbers(text: str) -> range:
 
 
 class MemoryCommands:
-    """Shows, corrects and speeds up the summary of the messages that left the window."""
+    """The /summary and /compact commands, which show, correct and speed up the summary."""
 
     def __init__(
         self,
@@ -342,7 +342,7 @@ class MemoryCommands:
         )
 
     def rows(self, session: Session, say: Say) -> dict[str, str]:
-        """The state of the summaries, for `/status`."""
+        """Return the lines on summaries for `/status`."""
         return {
             say("status_summary"): self._summary_state(session, say),
             say("status_summaries"): state_text(self._summarizer, say),
@@ -386,7 +386,7 @@ SHOWN_CHARS = 60
 
 
 class PinCommands:
-    """Pins and unpins messages; /forget erases pinned ones too."""
+    """The /pin and /unpin commands; /forget erases pinned messages too."""
 
     def __init__(self, *, sessions: Sessions) -> None:
         self._sessions = sessions
@@ -426,7 +426,7 @@ class PinCommands:
 
 
 def _number(text: str) -> int:
-    """The number in a text; 0 if there is none, or several."""
+    """Parse a single number, or return 0 for any other text."""
     named = numbers(text)
     return named[0] if len(named) == 1 else 0
 
@@ -443,9 +443,9 @@ EXPORT_CHARS = 8000
 
 
 class SessionCommands:
-    """Lists, switches, renames, forks, undoes and exports a chat's conversations.
+    """The commands that list, switch, rename, fork, undo and export a chat's conversations.
 
-    They are numbered starting with the oldest, so that a number keeps its meaning.
+    Conversations are numbered starting with the oldest, so that their numbers never change.
     """
 
     def __init__(self, *, sessions: Sessions, runner: Runner) -> None:
@@ -500,7 +500,7 @@ class SessionCommands:
         return say("switched", title=session.title or session.id)
 
     async def _put_away(self, key: str, session_id: str) -> str | None:
-        """The id, if it belongs to an unlisted conversation of this chat."""
+        """Return this id if it belongs to an unlisted conversation of the same chat."""
         with suppress(SessionNotFound, InvalidSessionId):
             session = await self._sessions.open(session_id)
             return session.id if session.key == key else None

@@ -1,4 +1,4 @@
-"""What the model sees: system text and window, with what was cut, fitted to its limit."""
+"""Build what the model sees: the system text and the window, fitted to the model's limit."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ _TAG = re.compile(r"<(?=[/!?a-zA-Z|<\uff5c])|\[(?=/?(?:INST|SYSTEM)\w*\])", re.I
 
 
 CallOf = Callable[[Entry], Entry | None]
-"""Finds the call of a late result."""
+"""Returns the tool call that belongs to a late result, or None."""
 
 
 def call_nowhere(_: Entry) -> None:
-    """Find no call."""
+    """Find no call; the default for `call_of`."""
 
 
 def build_messages(
@@ -110,12 +110,12 @@ def build_messages(
     vendor: str = "",
     call_of: CallOf = call_nowhere,
 ) -> list[dict[str, Any]]:
-    """The request: one system message, then the window.
+    """Build the messages of a request: one system message, followed by the window.
 
-    Nothing in it depends on the clock: `with_time` shows each user's message with its own time, so
-    that older messages keep their bytes. A `vendor` gets back what its own models thought before
-    they called a tool. A tool result that came late is shown where it came; `call_of` finds its
-    call if the window no longer has it.
+    The result never depends on the clock: `with_time` adds each user message's own time, so that
+    older messages keep their bytes. A `vendor` receives the reasoning that its own models wrote
+    before tool calls. A late tool result is shown at the point where it arrived; `call_of` finds
+    its call if the window no longer contains it.
     """
     text = system_text(
         system, summary=summary, memo=memo, pins=pins, ledger=ledger, extract=extract
@@ -133,7 +133,7 @@ def _with_late_told(entries: list[Entry], call_of: CallOf) -> list[Entry]:
 
 
 def _late_text(result: Entry, call: Entry | None) -> str:
-    """A result in words, because no server accepts one that doesn't follow its call."""
+    """Return a late tool result as text, since servers reject one without its call before it."""
     asked = str(result.content.get("tool") or "a tool")
     if call is not None:
         given = openai_call(call)["function"]
@@ -147,7 +147,7 @@ def _late_text(result: Entry, call: Entry | None) -> str:
 
 
 def _entries(window: Sequence[Entry | Mapping[str, Any]]) -> Iterator[Entry]:
-    """The window's entries; chat messages that the user keeps by hand are fine too."""
+    """Yield the window's entries, converting plain chat messages to entries."""
     for item in window:
         if isinstance(item, Entry):
             yield item
@@ -164,9 +164,9 @@ def system_text(
     ledger: Sequence[Mapping[str, Any]] = (),
     extract: Sequence[str] = (),
 ) -> str:
-    """The system prompt, then the blocks of memo, pins and ledger, and at the very end the summary.
+    """Build the system text: the prompt, then memo, pins and ledger, then the summary.
 
-    An `extract` of what is not yet summarised comes after that.
+    An `extract` of messages that are not yet summarised follows the summary.
     """
     blocks = [system.strip()] if system.strip() else []
     if notes := _memo_text(memo):
@@ -183,7 +183,7 @@ def system_text(
 
 
 def as_data(text: str) -> str:
-    """Text that can't pass for a heading, a tag or a role, whatever it contains."""
+    """Escape a text so that it can't be mistaken for a heading, a tag or a role."""
     text = _MARKUP.sub(r"\g<before>\\\g<sign>", _LINE_BREAKS.sub("\n", text))
     return _TAG.sub(_as_entity, text)
 
@@ -214,7 +214,7 @@ _HOW = {
 
 
 def _quoted_from(item: Mapping[str, Any]) -> str:
-    """Whose words a quote has, and how they were said; nobody typed what is in a file."""
+    """Return who said a quoted text, and how; for text in a file, who sent the file."""
     speaker, role = speaker_in(item.get("speaker")), str(item.get("who", "user"))
     if speaker is None and role not in {"user", "assistant"}:
         role = display_name(role) or SOMEONE
@@ -256,19 +256,19 @@ _INVISIBLE = re.compile("[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u20
 
 
 def marked(passage: Passage, *, time: str = "") -> str:
-    """A text behind a mark, which only begins a line: the text's further lines begin with `| `."""
+    """Return a text with its mark in front; further lines of the text begin with `| `."""
     mark = f"[{mark_of(passage)}{time and ', '}{time}]"
     between = "\n| " if passage.kind == "file" else " "
     return f"{mark}{between}{set_in(passage.text)}" if passage.text else mark
 
 
 def set_in(text: str) -> str:
-    """The text with a sign before each line but the first."""
+    """Return the text with `| ` before each line but the first, so that no line is a mark."""
     return _LINE_END.sub(r"\g<0>| ", text)
 
 
 def mark_of(passage: Passage) -> str:
-    """How a text got into the conversation, and from whom; on one line, without brackets."""
+    """Return a text's source as one line without brackets, such as "quoting Ada"."""
     if passage.kind == "file":
         return _file_mark(passage.about)
     is_own = passage.kind in {"said", "edit", "retraction", "unclear"}
@@ -285,7 +285,7 @@ def _file_mark(about: Mapping[str, Any]) -> str:
 
 
 def is_like_a_mark(text: str) -> bool:
-    """Whether a line of this text could be taken for a mark."""
+    """Return True if a line of this text could be mistaken for a mark."""
     if text.isascii():
         return "[" in text and _LIKE_A_MARK.search(text) is not None
     if not any(sign in text for sign in _OPENING):
@@ -294,9 +294,9 @@ def is_like_a_mark(text: str) -> bool:
 
 
 def _as_shown(entry: Entry, with_time: bool) -> Entry:
-    """A user's message with what the model must know about it: who said what, and when.
+    """Return a user's message with marks that tell the model who said what, and when.
 
-    The messages of a lone user have no marks, unless the text could be taken for one.
+    A lone user's messages have no marks, unless their text could be mistaken for one.
     """
     content = entry.content
     if "role" not in content or content["role"] != "user":
@@ -319,7 +319,7 @@ def _own(entry: Entry, said: Passage, with_time: bool) -> str:
 
 
 def _with_parts_shown(entry: Entry, *, is_marked: bool, with_time: bool) -> Entry:
-    """The message with a mark before each of its texts, and before each file's in any case."""
+    """Return the message with a mark before each file, and before each text if needed."""
     parts = entry.content["parts"]
     files = [Passage(kind="file", text=file_text(*each), about=each[0]) for each in files_of(entry)]
     own, kept = parts[: len(parts) - len(files)], parts[len(parts) - len(files) :]
@@ -341,33 +341,33 @@ def _text_part(text: str) -> dict[str, str]:
 
 
 SHORT = (1500, 400)
-"""How many characters of an older tool result stay; the first value that fits is used."""
+"""How many characters of an older tool result remain; the first value that fits is used."""
 SHORTER = (8000, 2000, 400)
-"""The same for the newest results, if they alone are too long."""
+"""How many characters of the newest tool results remain if they alone are too long."""
 
 
 CALL_WITHIN = 1000
-"""How many entries before a late result are searched for its call in the store."""
+"""How far back in the store, in entries, to search for a late result's call."""
 NEAR = 0.8
-"""The share of the model's limit above which a conversation is nearly full."""
+"""The share of the model's limit above which a conversation counts as nearly full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The limits of a view."""
+    """The limits on what a request contains."""
 
     context_tokens: int | None = None
-    """Tokens of a whole request; None for any number."""
+    """The most tokens in a whole request; None means no limit."""
     context_limit: int | None = None
-    """Tokens that the model can read; a request that uses most of them is logged."""
+    """The number of tokens that the model can read; requests that come close are logged."""
     handover: int = 0
-    """How many pending entries are shown word for word until their summary exists; 0 for none."""
+    """How many pending entries are shown in full until their summary exists; 0 shows none."""
     with_time: bool = False
-    """Whether each user's message is shown with its time."""
+    """Show each user message with its time."""
 
 
 class Views:
-    """The views of all sessions, and what was learnt about the models."""
+    """The views of all sessions, with the token ratios learnt for each model."""
 
     def __init__(self, bounds: Bounds | None = None) -> None:
         self.bounds = bounds or Bounds()
@@ -383,17 +383,17 @@ class Views:
         tools: Sequence[ToolSpec] = (),
         vendor: str = "",
     ) -> View:
-        """The view of this session for one turn."""
+        """Return a session's view for one turn."""
         abridged = self._abridged.get(session)
         if abridged is None or abridged.epoch != session.epoch:
             abridged = self._abridged[session] = Abridged(epoch=session.epoch)
-        # More than is shown: a cut may bring many at once, and their first words are wanted.
+        # Keep more than is shown: a cut may add many entries, whose first words are needed.
         session.held_pending = 2 * self.bounds.handover
         return View(session, self, abridged, prompt=prompt, model=model, tools=tools, vendor=vendor)
 
 
 class View:
-    """The requests of one turn."""
+    """Builds the requests of one turn."""
 
     def __init__(
         self,
@@ -407,9 +407,9 @@ class View:
         vendor: str,
     ) -> None:
         self.instead: dict[int, Entry] = {}
-        """What replaces entries of the window, by their numbers."""
+        """Entries to show instead of those with the same numbers in the window."""
         self.beside: list[Entry] = []
-        """What is shown after the window and is in no log."""
+        """Entries to show after the window; no log contains them."""
         self._session = session
         self._bounds = views.bounds
         self._abridged = abridged
@@ -421,7 +421,7 @@ class View:
         self._asked = self._asked_last = 0
 
     async def fill(self, store: Store) -> None:
-        """Read pending entries that are to be shown and are only in the store."""
+        """Load the pending entries and late calls that are needed but are only in the store."""
         missing = self._session.missing_pending()
         if missing is not None:
             after, upto = missing
@@ -430,7 +430,7 @@ class View:
         await self._find_calls(store)
 
     async def _find_calls(self, store: Store) -> None:
-        """Find the calls of late results that are only in the store."""
+        """Load the calls of late results that are only in the store."""
         window, calls = self._session.window, self._abridged.calls
         for index, call in late_results(window).items():
             result = window[index]
@@ -440,7 +440,7 @@ class View:
                 calls[result.seq] = call_before(read, result)
 
     def _call_of(self, result: Entry) -> Entry | None:
-        """The call of a late result; its text never changes afterwards, unless it is erased."""
+        """Return a late result's call; the text shown stays the same unless the call is erased."""
         calls = self._abridged.calls
         if not result.seq:
             return None
@@ -452,7 +452,7 @@ class View:
         return calls[result.seq]
 
     def request(self) -> list[dict[str, Any]]:
-        """The messages for the model as of now; building them may cut the session's window."""
+        """Build the messages for the next request, cutting the session's window if necessary."""
         self._bound_pending()
         if self._bounds.context_tokens is not None:
             self._fit(self._bounds.context_tokens / self._ratios.of(self._model))
@@ -469,7 +469,7 @@ class View:
         )
 
     def shrink(self) -> bool:
-        """Show much less, because it was too long; False if nothing more can be left out."""
+        """Show much less after a request was too long; return False if that is impossible."""
         before = self._abridged.sizes([*self._pending, *self._session.window])
         self._asked -= self._asked_last
         did_cut = self._session.shrink()
@@ -482,12 +482,12 @@ class View:
         return self._abridged.sizes(self._session.window) < before
 
     def learn(self, counted: int, *, steps: int = 1) -> None:
-        """Learn what the provider counted for all requests of this turn; 0 if it doesn't say."""
+        """Learn from the tokens that the provider counted in this turn; 0 if unknown."""
         self._ratios.learn(self._model, estimated=self._asked, counted=counted)
         self._watch(counted // steps)
 
     def _watch(self, tokens: int) -> None:
-        """Log a session that comes near the model's limit, each time it does."""
+        """Log a session each time it comes close to the model's limit."""
         limit = self._bounds.context_limit
         if limit is None:
             return
@@ -500,7 +500,7 @@ class View:
 
     @property
     def _pending(self) -> list[Entry]:
-        """What left the window and is still shown."""
+        """The entries that have left the window and are still shown."""
         if not self._bounds.handover:
             return []
         return [e for e in self._session.pending if e.seq > self._abridged.extract_upto]
@@ -523,8 +523,8 @@ class View:
             self._abridged.give_up(pending, len(pending) - self._bounds.handover // 2)
 
     def _fit(self, limit: float) -> None:
-        """Leave out what is necessary: old results first, then part of the window, then all."""
-        # With handover what leaves is shown on for a while, and needs room for that.
+        """Shorten the request: old tool results, then old messages, then new results."""
+        # With handover, entries that leave the window are shown for a while longer, so leave room.
         trigger = limit * 0.75 if self._bounds.handover else limit
         tokens = self._tokens()
         if tokens > trigger:
@@ -556,7 +556,7 @@ class View:
         self._abridged.give_up(pending, count)
 
     def _shorten_old(self, target: float, chars: int) -> None:
-        """Shorten the oldest results until this much is left, but none of the current step."""
+        """Shorten the oldest tool results to meet the target, but none of this step."""
         tokens, last = self._window_tokens(), self._old_upto()
         rule = Shortening(upto=self._session.last_seq, chars=chars)
         upto = 0
@@ -569,7 +569,7 @@ class View:
             self._abridged.shorten(upto, chars)
 
     def _old_upto(self) -> int:
-        """The number of the last entry before the results that the model has not seen yet."""
+        """Return the number of the last entry before the results that are new to the model."""
         window = self._session.window
         end = len(window)
         while end > 0 and window[end - 1].type == TOOL_RESULT:
@@ -580,7 +580,7 @@ class View:
         return self._window_tokens() + self._abridged.sizes(self._pending)
 
     def _window_tokens(self) -> int:
-        """Everything that is shown without handover."""
+        """Return the tokens of everything shown except the pending entries."""
         return self._fixed_tokens() + self._abridged.sizes(self._session.window)
 
     def _fixed_tokens(self) -> int:
@@ -588,33 +588,33 @@ class View:
 
 
 EXTRACT_LINES = 40
-"""How many messages' first words stand for the oldest pending ones."""
+"""How many messages, shown by their first words, replace the oldest pending entries."""
 _OLDER = "(earlier ones are left out)"
 
 
 @dataclass(slots=True, kw_only=True)
 class Abridged:
-    """The decisions for one session, kept while it is in memory."""
+    """A session's shortened results and extract, kept while the session is in memory."""
 
     epoch: int
     extract_upto: int = 0
-    """Pending entries up to here are shown by their first words."""
+    """The pending entries up to this number are shown only by their first words."""
     is_near: bool = False
-    """Whether the last request came near the model's limit."""
+    """True if the last request came close to the model's limit."""
     calls: dict[int, Entry | None] = field(default_factory=dict)
-    """The calls of late results by their numbers, as far as they were found."""
+    """The calls found for late results, by the results' numbers."""
     _shortenings: list[Shortening] = field(default_factory=list)
     _extract: list[tuple[int, str]] = field(default_factory=list)
 
     def shorten(self, upto: int, chars: int) -> None:
-        """From now on show tool results up to this number with at most this many characters."""
+        """Show tool results up to this number with at most this many characters from now on."""
         new = Shortening(upto=upto, chars=chars)
         if not any(new.is_within(rule) for rule in self._shortenings):
             left = [rule for rule in self._shortenings if not rule.is_within(new)]
             self._shortenings = [*left, new]
 
     def give_up(self, pending: Sequence[Entry], count: int) -> None:
-        """Show this many pending entries, up to a user's message, by their first words."""
+        """Show the first `count` pending entries only by their first words."""
         while 0 < count < len(pending) and pending[count].role != "user":
             count += 1
         if count > 0:
@@ -623,49 +623,49 @@ class Abridged:
             del self._extract[:-EXTRACT_LINES]
 
     def entry(self, entry: Entry) -> Entry:
-        """The entry as it is shown."""
+        """Return the entry as it is shown."""
         return with_short_result(entry, self._shortenings)
 
     def entries(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """The entries as they are shown."""
+        """Return the entries as they are shown."""
         return [self.entry(entry) for entry in entries] if self._shortenings else entries
 
     def size(self, entry: Entry) -> int:
-        """Tokens of the entry as it is shown."""
+        """Return the entry's size in tokens, as it is shown."""
         return entry_tokens(self.entry(entry))
 
     def sizes(self, entries: Iterable[Entry]) -> int:
-        """Tokens of all of them."""
+        """Return the size of all the entries in tokens, as they are shown."""
         return sum(map(self.size, entries))
 
     def extract(self, session: Session) -> list[str]:
-        """The first words that stand for what is still pending."""
+        """Return the first words of the pending messages that are no longer shown in full."""
         waiting = (pair for pair in self._extract if pair[0] > session.covered_seq)
         lines = [text for seq, text in waiting if session.has_entry(seq)]
         return [_OLDER, *lines] if len(lines) == EXTRACT_LINES else lines
 
 
 WORDS_LIMIT = 80
-"""How many characters count as the first words of a message."""
+"""How many characters of a message count as its first words."""
 _HEAD_SHARE = 2 / 3
 _MARK_ROOM = 60
-"""How many characters the mark in the middle may take."""
+"""How many characters the mark in the middle may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortening:
-    """Results up to this number in the log are shown with about this many characters."""
+    """A rule that shortens tool results up to this log number to about this many characters."""
 
     upto: int
     chars: int
 
     def is_within(self, other: Shortening) -> bool:
-        """Whether the other rule shortens everything that this one does, at least as much."""
+        """Return True if the other rule shortens the same results at least as much."""
         return self.upto <= other.upto and self.chars >= other.chars
 
 
 def with_short_result(entry: Entry, rules: Sequence[Shortening]) -> Entry:
-    """The entry, its tool result shortened if a rule says so; the log keeps all of it."""
+    """Return the entry, with its tool result shortened as the rules say; the log is unchanged."""
     if entry.type != TOOL_RESULT or not rules:
         return entry
     chars = min((rule.chars for rule in rules if entry.seq <= rule.upto), default=None)
@@ -677,7 +677,7 @@ def with_short_result(entry: Entry, rules: Sequence[Shortening]) -> Entry:
 
 
 def shortened(text: str, chars: int) -> str:
-    """The head and tail of a text, with a note between them of how much is left out."""
+    """Return the start and end of a text, with a note on how many characters were left out."""
     head = int(chars * _HEAD_SHARE)
     tail = chars - head
     left_out = len(text) - head - tail
@@ -685,7 +685,7 @@ def shortened(text: str, chars: int) -> str:
 
 
 def first_words(entries: Iterable[Entry]) -> list[tuple[int, str]]:
-    """Number and first words of each message, with who said them."""
+    """Return each message's number and first words, with the speaker."""
     return [(entry.seq, _line(entry)) for entry in entries if entry.type == MESSAGE]
 
 

@@ -18,7 +18,7 @@ CALL_TIMEOUT_SECONDS = 300
 MAX_RETRIES = 2
 
 LOCAL_CALL_TIMEOUT_SECONDS = 900
-"""Long, because an answer may have to wait for others first."""
+"""A long time, because an answer may have to wait for other answers first."""
 LOCAL_CONTEXT_TOKENS = 8192
-"""For a model file that is not in the catalogue."""
+"""Used for a model file that is not in the catalogue."""
 LOCAL_ANSWER_TOKENS = 1024

@@ -1,4 +1,4 @@
-"""Sessions as single files in a folder, one of them the current one: for scripts and editors."""
+"""Sessions saved as single files in a folder, with one current session, for scripts and editors."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from nanoloop.session.session import Session
 TIMESTAMP = "%Y-%m-%dT%H:%M:%S%z"
 SUFFIX = ".json"
 FORMAT = 1
-"""The format of the files; those without a number are older, and can be read too."""
+"""The format of the files; files without a number are older and can also be read."""
 FOLDER = "directory"
-"""The folder's name in the data folder, if no other folder is given."""
+"""The folder's name inside the data folder, if no other folder is given."""
 
 
 class SessionDirectory:
-    """A folder of saved sessions; nothing is read or written until asked for."""
+    """A folder of saved sessions. Nothing is read or written before a method is called."""
 
     def __init__(
         self,
@@ -45,16 +45,16 @@ class SessionDirectory:
         new_id: Callable[[], str] = timestamp_id,
         autosave: bool = False,
     ) -> None:
-        """By default, the folder is `directory` in the data folder; each scope has a subfolder.
+        """Use `directory` in the data folder by default; each scope has a subfolder.
 
-        A scope is any text: a project's path, a buffer's name. `new_id` makes the ids; one that is
-        taken gets the suffix -01, -02 …. With `autosave`, the sessions that it makes and loads are
-        saved after each answer, and after each new summary and memo.
+        A scope is any text, such as a project's path or a buffer's name. `new_id` generates ids; a
+        duplicate gets the suffix -01, -02 …. With `autosave`, created and loaded sessions are saved
+        after each answer and after each new summary or memo.
         """
         whole = data_folder(os.environ) / FOLDER if folder is None else Path(folder).expanduser()
         self.folder = whole / file_name(scope) if scope else whole
         self.max_history = max_history
-        """The `max_history` of new sessions, unless they are given their own."""
+        """The default `max_history` for new sessions."""
         self._agents = agents
         self._new_id = new_id
         self._autosave = autosave
@@ -62,17 +62,17 @@ class SessionDirectory:
         self._given: set[str] = set()
 
     def current(self) -> Session:
-        """The current session, the same one until `reset`; made when first asked for."""
+        """Return the current session, creating it on first use; it stays the same until `reset`."""
         if self._current is None:
             self._current = self.create()
         return self._current
 
     def reset(self) -> None:
-        """Drop the current session; the next `current()` is a new, empty one."""
+        """Drop the current session, so that the next `current()` creates an empty one."""
         self._current = None
 
     def switch(self, session: Session) -> Session:
-        """Make this one the current session."""
+        """Make this session the current one."""
         self._current = session
         return session
 
@@ -83,7 +83,10 @@ class SessionDirectory:
         agent: str | None = None,
         max_history: int | None = None,
     ) -> Session:
-        """A new session, neither current nor saved; its id is new unless one is given."""
+        """Create a session without making it current or saving it.
+
+        The id is generated unless given.
+        """
         names = numbered(self._new_id() if id is None else id)
         session_id = next(name for name in names if id is not None or not self._is_taken(name))
         self._given.add(session_id)
@@ -91,7 +94,7 @@ class SessionDirectory:
         return self._kept(Session(about=Identity(id=session_id, agent=agent, max_history=limit)))
 
     def _kept(self, session: Session) -> Session:
-        """The same session, which saves itself if `autosave` is on."""
+        """Return the session, as one that saves itself if `autosave` is on."""
         if not self._autosave:
             return session
         saved = AutosavedSession().load_dict(session.to_dict())
@@ -99,7 +102,7 @@ class SessionDirectory:
         return saved
 
     def _try_to_save(self, session: Session) -> None:
-        """Save it; a failure only warns and loses no answer: the next save has everything."""
+        """Save the session, but only warn if that fails: the next save includes everything."""
         try:
             self.save(session)
         except (OSError, StoreError) as error:
@@ -109,22 +112,22 @@ class SessionDirectory:
         return session_id in self._given or self._saved(session_id).exists()
 
     def path(self, session_id: str) -> Path:
-        """Where a session with this id is saved; no two ids share a file."""
+        """Return the path for a session with this id; no two ids share a file."""
         return self.folder / (file_name(checked_id(session_id)) + SUFFIX)
 
     def _saved(self, session_id: str) -> Path:
-        """Where it is saved now: earlier versions gave some files a different name."""
+        """Return the session's current path; earlier versions gave some files a different name."""
         path = self.path(session_id)
         former = self.folder / (former_file_name(session_id) + SUFFIX)
         if former == path or path.exists():
             return path
-        # A file system that ignores case may take another session's for it.
+        # A file system that ignores case may find another session's file instead.
         return former if former in self.list_saved() else path
 
     def save(self, session: Session | None = None, path: str | Path | None = None) -> Path:
-        """Write a session, by default the current one, whole or not at all; returns its file.
+        """Write a session, by default the current one, as a whole or not at all; return its path.
 
-        Raises `StoreError` if that would replace a file of a newer format.
+        Raise `StoreError` if the write would replace a file of a newer format.
         """
         session = self.current() if session is None else session
         target = self.path(session.id) if path is None else Path(path).expanduser()
@@ -139,10 +142,10 @@ class SessionDirectory:
         return target
 
     def load(self, path: str | Path) -> Session:
-        """The session in a file, or with this id in the folder; it doesn't become current.
+        """Load a session by its file's path or by its id, without making it current.
 
-        Raises FileNotFoundError, ValueError for broken JSON, TypeError if it isn't a session,
-        and `StoreError` for a newer format. An agent that isn't known is left out, with a warning.
+        Raise FileNotFoundError, ValueError for broken JSON, TypeError if the file has no session,
+        and `StoreError` for a newer format. An unknown agent is left out with a warning.
         """
         file = self._file(path)
         data = json.loads(self._text(file))
@@ -159,7 +162,7 @@ class SessionDirectory:
 
     def _text(self, file: Path) -> str:
         try:
-            if file.parent != self.folder:  # a file that the program chose, wherever it leads
+            if file.parent != self.folder:  # chosen by the program: links may be followed
                 return file.read_text(encoding="utf-8")
             with os.fdopen(open_beneath(self.folder, file.name), encoding="utf-8") as opened:
                 return opened.read()
@@ -167,7 +170,7 @@ class SessionDirectory:
             raise ValueError(f"{file} is not a text file: {broken}") from broken
 
     def _with_rest(self, session: Session, data: dict[str, Any]) -> Session:
-        """Add all that the messages don't contain, unless they were changed since."""
+        """Add the data that the messages lack, unless the messages were edited since."""
         rest = data.get("session")
         if not isinstance(rest, dict):
             return session
@@ -178,13 +181,13 @@ class SessionDirectory:
         return whole
 
     def list_saved(self) -> list[Path]:
-        """The saved sessions' files, sorted by name; none if there is no folder."""
+        """Return the saved sessions' files, sorted by name, or [] without a folder."""
         return sorted(file for file in self.folder.glob(f"*{SUFFIX}") if file.is_file())
 
     def prune(self, *, keep: int, dry_run: bool = False) -> list[Path]:
-        """Remove all but the newest `keep` files; returns the ones removed.
+        """Delete all but the newest `keep` files, and return the deleted ones.
 
-        Files made by a later version stay.
+        Files made by a later version are kept.
         """
         by_age = sorted(self.list_saved(), key=lambda file: file.stat().st_mtime, reverse=True)
         gone = [file for file in by_age[max(0, keep) :] if _format_of(_data(file)) <= FORMAT]
@@ -194,7 +197,7 @@ class SessionDirectory:
 
 
 class AutosavedSession(Session):
-    """A session that is saved after each answer, and after each new summary and memo."""
+    """A session that is saved after each answer, and after each new summary or memo."""
 
     autosave: Callable[[Session], object] | None = None
 
@@ -205,7 +208,7 @@ class AutosavedSession(Session):
         return entry
 
     def touch(self, *parts: str, by_user: bool = False) -> None:
-        """Note that these parts have changed; a new summary or memo is saved."""
+        """Record that these parts have changed, and save a new summary or memo."""
         super().touch(*parts, by_user=by_user)
         if self.autosave is not None and not {SUMMARY, MEMO}.isdisjoint(parts):
             self.autosave(self)
@@ -213,7 +216,7 @@ class AutosavedSession(Session):
 
 def _file_form(session: Session) -> dict[str, Any]:
     rest = session.to_dict()
-    # The entries say it all; the messages once more are for people and for older programs.
+    # The entries contain everything; the messages are repeated for people and for older programs.
     del rest["full_chat_history"], rest["current_chat_history"]
     return {
         "format": FORMAT,
@@ -236,13 +239,13 @@ def _check_format(file: Path, data: Any = None) -> None:
 
 
 def _format_of(data: Any) -> int:
-    """The format of a file; 0 if it names none."""
+    """Return the format of a file's data, or 0 if it has none."""
     found = data.get("format") if isinstance(data, dict) else None
     return found if isinstance(found, int) else 0
 
 
 def _data(file: Path) -> Any:
-    """What a file contains; None if it is missing or not JSON."""
+    """Return a file's JSON data, or None if the file is missing or not JSON."""
     try:
         return json.loads(file.read_bytes())
     except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""A loop inside a program: started, asked and closed by its code, with and without `await`."""
+"""Run a loop inside a program, which starts, asks and closes it with or without `await`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class DirectChannel:
-    """Talks to the loop from inside the program, as any other channel does from outside."""
+    """A channel for code in the same process, which uses the loop as any other channel does."""
 
     name = "direct"
     streams = True
@@ -47,12 +47,12 @@ class DirectChannel:
         agent: str | None = None,
         on_text: OnText | None = None,
     ) -> Outbound:
-        """The answer to this message, once there is one; an error is an answer too.
+        """Send a message and return its answer, which may be an error.
 
-        If cancelled, it stops its own turn, unless a tool that writes has been called. Raises
-        `NotRunning` if the loop ends before it has answered.
+        If cancelled, stop the turn, unless a tool that writes has been called. Raise `NotRunning`
+        if the loop ends before it has answered.
         """
-        if not isinstance(chat, str | int):  # all who have none would share a conversation
+        if not isinstance(chat, str | int):  # such callers would share a conversation
             raise TypeError(f"chat is {chat!r}: pass a str, such as a user's id")
         message = Inbound(
             channel=self.name,
@@ -89,21 +89,21 @@ class DirectChannel:
             chat=message.chat,
             text="",
             deletes=message.message_id,
-            origin="system",  # the person has not taken it back
+            origin="system",  # the user has not withdrawn it
         )
-        with suppress(BusFull):  # then it is answered, and nobody hears
+        with suppress(BusFull):  # it will be answered, but nobody reads the answer
             self._bus.put_nowait(unwanted)
 
     def end(self) -> None:
-        """Release all waiting callers: no more answers will come."""
+        """Release all waiting callers, because no more answers will arrive."""
         for arrived in self._arrived.values():
             arrived.set()
 
     async def run(self, bus: Bus) -> None:
-        """Do nothing: `ask` puts messages on the bus."""
+        """Do nothing, because `ask` puts its messages on the bus directly."""
 
     async def send(self, item: Outbound | TextStreamed) -> None:
-        """Hand an answer, and its pieces before it, to its caller."""
+        """Pass an answer or a piece of one to its caller."""
         if isinstance(item, TextStreamed):
             if item.reply_to in self._listeners:
                 self._listeners[item.reply_to](item.text)
@@ -113,9 +113,10 @@ class DirectChannel:
 
 
 class Embedded:
-    """What a program can do with its own loop.
+    """A loop's methods for the program that owns it.
 
-    `async with loop:` or `with loop:` starts and closes it; in between, it can be asked.
+    `async with loop:` or `with loop:` starts and closes the loop; in between, `ask` and `stream`
+    work.
     """
 
     bus: Bus
@@ -125,15 +126,15 @@ class Embedded:
     recover: Callable[[], Awaitable[None]]
 
     def __init__(self, store: Store, *, closing: Sequence[Provider | Store]) -> None:
-        """The providers and stores in `closing` are closed with it."""
+        """Create the interface; the providers and stores in `closing` are closed with it."""
         self.is_serving = False
-        """Whether it takes messages."""
+        """True while the loop accepts messages."""
         self._store = store
         self._closing = closing
         self._direct: DirectChannel | None = None
         self._task: asyncio.Task[None] | None = None
         self._event_loop: tuple[asyncio.AbstractEventLoop, int] | None = None
-        """The event loop that it runs in, and the thread of that event loop."""
+        """The event loop that this loop runs in, and its thread."""
 
     # Asking
 
@@ -146,11 +147,11 @@ class Embedded:
         agent: str | None = None,
         on_text: OnText | None = None,
     ) -> str:
-        """The answer to this message in that chat; raises `TurnFailed` if there is none.
+        """Send a message to a chat and return the answer; raise `TurnFailed` if there is none.
 
-        A command such as /new is answered too. `agent` names the one that answers in a new chat.
-        If cancelled, it stops its own turn, unless a tool that writes has been called. Raises
-        `NotRunning` before the start and after `close`.
+        Commands such as /new are answered too. `agent` names the agent for a new chat. If
+        cancelled, stop the turn, unless a tool that writes has been called. Raise `NotRunning`
+        before the start and after `close`.
         """
         heard: list[str] = []
 
@@ -170,7 +171,10 @@ class Embedded:
     def stream(
         self, text: str, chat: str | int = "default", *, sender: str = "", agent: str | None = None
     ) -> Stream:
-        """Like `ask`, in pieces: `async for piece in loop.stream(…)`. Leaving it early stops it."""
+        """Like `ask`, but yield pieces: `async for piece in loop.stream(…)`.
+
+        Leaving early stops the answer.
+        """
         return Stream(
             lambda hear: self.ask(text, chat, sender=sender, agent=agent, on_text=hear),
         )
@@ -208,18 +212,18 @@ class Embedded:
     def ask_sync(
         self, text: str, chat: str | int = "default", *, sender: str = "", agent: str | None = None
     ) -> str:
-        """Like `ask`, from any thread but that of the event loop in which it runs."""
+        """Like `ask`, but for synchronous code in any thread except the loop's own."""
         return self._wait_for(self.ask(text, chat, sender=sender, agent=agent))
 
     def stream_sync(
         self, text: str, chat: str | int = "default", *, sender: str = "", agent: str | None = None
     ) -> Iterator[str]:
-        """Like `stream`: `for piece in loop.stream_sync(…)`."""
+        """Like `stream`, but for synchronous code: `for piece in loop.stream_sync(…)`."""
         pieces = self.stream(text, chat, sender=sender, agent=agent)
         try:
             while (piece := self._wait_for(anext(pieces, None))) is not None:
                 yield piece
-        finally:  # here, as a task is not to be cancelled from another thread
+        finally:  # a task must not be cancelled from another thread
             self._wait_for(pieces.aclose())
 
     def _wait_for(self, work: Awaitable[T]) -> T:
@@ -237,7 +241,7 @@ class Embedded:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # as after Ctrl-C: nobody waits for it any more
+            future.cancel()  # as after Ctrl-C: nobody waits for the answer any more
             raise
 
     def _other_event_loop(self) -> asyncio.AbstractEventLoop:
@@ -249,7 +253,7 @@ class Embedded:
         return event_loop
 
     def _check_event_loop(self) -> None:
-        """Raise `RuntimeError` in another event loop: what it waits for would never wake it."""
+        """Raise `RuntimeError` if called in another event loop, where a wait never ends."""
         here = asyncio.get_running_loop()
         if self._event_loop is not None and self._event_loop[0] is not here:
             raise RuntimeError(
@@ -260,15 +264,15 @@ class Embedded:
     # From start to end
 
     async def start(self) -> Self:
-        """Start answering, beginning with what an earlier process left unanswered.
+        """Start answering, beginning with messages that an earlier process left unanswered.
 
-        It runs until `close`, which may be called by another task, and can be started only once.
+        The loop runs until `close`, which another task may call. It can be started only once.
         """
         if self.is_serving or self._task is not None:
             raise NotRunning(RUNNING if self.is_serving else CLOSED)
         started = anyio.Event()
-        # No task group: a loop that is started in one cell of a notebook, or by a fixture, is
-        # closed by another task. This object owns the task, and `close` waits for it.
+        # No task group: a loop started in a notebook cell or by a fixture is closed by another
+        # task. This object owns the task instead, and `close` waits for it.
         self._task = asyncio.get_running_loop().create_task(self._live(started), name="loop")
         self._task.add_done_callback(lambda _: started.set())
         try:
@@ -281,7 +285,10 @@ class Embedded:
         return self
 
     async def close(self) -> None:
-        """Accept nothing more, finish what is running by the deadlines, and end; twice is fine."""
+        """Accept no more messages, finish running work within its deadlines, and end.
+
+        Safe to call twice.
+        """
         if self._task is not None and not self._task.done():
             self._check_event_loop()
         self.bus.close()
@@ -306,7 +313,7 @@ class Embedded:
         async with AsyncExitStack() as stack:
             for part in self._closing:
                 stack.push_async_callback(part.close)
-            # First of all: if the store can't be written to, nothing begins.
+            # First of all, so that nothing starts if the store is not writable.
             expired = await self._store.delete_expired()
             async with anyio.create_task_group() as group:
                 await group.start(self._run_in, group.cancel_scope, name="loop")
@@ -351,7 +358,7 @@ CLOSED = "this loop is closed and accepts no more messages: create a new one"
 
 
 def _unheard(answer: str, heard: str) -> str:
-    """The part of an answer missing from its pieces, which may include text before tool calls."""
+    """Return the part of an answer that is missing from the pieces sent so far."""
     if answer.startswith(heard):
         return answer[len(heard) :]
     is_whole = heard.rstrip().endswith(answer.strip())

@@ -1,4 +1,4 @@
-"""Everything that can go wrong, in one tree.
+"""All errors of the package, in one tree.
 
 NanoloopError
 ├── SettingsError            a setting is unknown, malformed or contradicts another
@@ -9,35 +9,35 @@ NanoloopError
 │   ├── SessionNotFound      (also a KeyError)
 │   ├── SessionExists
 │   ├── InvalidSessionId     (also a ValueError)
-│   ├── NotPossible          a person's request can't be done; the text is for them
+│   ├── NotPossible          a user's request can't be fulfilled; the text may be shown to the user
 │   │   ├── StillAnswering   the exchange to undo has no answer yet
 │   │   ├── PartOfSummary    the exchange to undo is covered by a summary
-│   │   ├── NotPinnable      a message without words
+│   │   ├── NotPinnable      the message has no text to pin
 │   │   └── PinsFull         no more messages can be pinned
 │   ├── TurnLost             another process has answered the question
 │   ├── StepRefused          a change would skip what the chat owes first
 │   └── HistoryNotLoaded     the whole history was requested, only the window is loaded
-├── StoreError               (the store can't do it; nothing was half-written)
+├── StoreError               (the store can't do this; nothing was half-written)
 │   ├── StoreLocked          an earlier version owns the folder
 │   ├── DiskRefused          a file of the store could not be read or written
-│   ├── FileRefused          (also an OSError) a link, a device, or a file of somebody else
+│   ├── FileRefused          (also an OSError) a link, a device, or another user's file
 │   ├── StoreConflict        another writer committed first
 │   ├── SessionDamaged       the stored data is not what was written
-│   ├── NotReadable          a key is missing, or it was written by a newer version
-│   └── SessionDiffers       a copy would replace a different session with that name
+│   ├── NotReadable          the key is missing, or a newer version wrote the data
+│   └── SessionDiffers       a copy would replace a different session with the same id
 ├── AlreadyHeard             the message was accepted before; nothing was written
 ├── IndexUnusable            recall is unavailable; everything else still works
-├── AttachmentsFull          a file was not stored: together they would exceed the limit
+├── AttachmentsFull          a file was not stored: all files together would exceed the limit
 ├── PictureRefused           a picture was not stored: it is damaged or too large
-├── AddressRefused           an address that somebody gave may not be used
-├── FetchFailed              nothing usable came from an address that somebody gave
+├── AddressRefused           an address from outside may not be used
+├── FetchFailed              an address from outside returned nothing usable
 ├── BusFull                  the sender must try again
-│   └── BusClosed            it no longer accepts messages
+│   └── BusClosed            the bus no longer accepts messages
 ├── NotRunning               (also a RuntimeError) the loop is not running
 ├── TurnFailed               a message has no answer; raised to the code that asked
 ├── LaneFull                 this chat has too many messages waiting
 ├── SendLater                the chat can't be reached now; the message is sent again later
-├── Declined                 a platform will never do it, for a reason that may be logged
+├── Declined                 a platform will never do this, for a reason that may be logged
 ├── Refused, FormatRefused, TooLong, MessageGone
 │                            (channels/kit/platform.py) what went wrong, according to the platform
 ├── ModelError               a model file is not available
@@ -56,13 +56,13 @@ NanoloopError
     ├── ProviderTimeout
     ├── OverQuota
     ├── ContextTooLong       the turn retries once with a shorter request
-    ├── AnswerRefused        a content filter stopped it
+    ├── AnswerRefused        a content filter stopped the answer
     ├── ServerFailed         the model's server failed on its side
     ├── ImagesRefused        the model accepts no images, or not this many
     ├── BadImage             the model can't read one of the images
-    ├── ModelResting         it failed too often in a row and is paused for now
+    ├── ModelResting         the model failed too often in a row and is paused
     └── BadAnswer            the server's response is not an answer
-        ├── BrokenOff        it stopped partway through
+        ├── BrokenOff        the answer stopped partway through
         └── EmptyAnswer      the answer has no content
 """
 
@@ -92,7 +92,7 @@ class SettingsError(NanoloopError):
 
 
 class StoreNotOurs(SettingsError):
-    """The conversations of this data folder were in another store, or are gone from this one."""
+    """The data folder's conversations were in another store, or have vanished from this one."""
 
     def __init__(self, place: str, *, used: str, is_empty: bool) -> None:
         ours = f"those of this data folder were in {used}"
@@ -118,11 +118,11 @@ class NothingToServe(NanoloopError):
 
 
 class SessionError(NanoloopError):
-    """A session can't be used in this way."""
+    """An operation on a session failed."""
 
 
 class SessionNotFound(SessionError, KeyError):
-    """No such session, or it has expired."""
+    """There is no session with this id, or it has expired."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(session_id)
@@ -155,7 +155,7 @@ class InvalidSessionId(SessionError, ValueError):
 
 
 class NotPossible(SessionError):
-    """A person's request about a session can't be done; the text says why, and may be shown."""
+    """A user's request can't be fulfilled; the text says why, and may be shown to the user."""
 
 
 class StillAnswering(NotPossible):
@@ -176,7 +176,7 @@ class PartOfSummary(NotPossible):
 
 
 class NotPinnable(NotPossible):
-    """The message has no words."""
+    """The message has no text to pin."""
 
     def __init__(self, seq: int) -> None:
         super().__init__(f"message #{seq} has no text to pin")
@@ -190,7 +190,7 @@ class PinsFull(NotPossible):
 
 
 class HistoryNotLoaded(SessionError):
-    """Only the window of this session is in memory."""
+    """Only the session's window is in memory."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
@@ -209,7 +209,7 @@ class TurnLost(SessionError):
 
 
 class StepRefused(SessionError):
-    """A chat can't take this step from its current state; nothing was written."""
+    """The chat's current state does not allow this step; nothing was written."""
 
     def __init__(self, session_id: str, before: str, after: str) -> None:
         super().__init__(
@@ -219,11 +219,11 @@ class StepRefused(SessionError):
 
 
 class StoreError(NanoloopError):
-    """The store can't do this; everything already durable still is."""
+    """The store can't do this; everything already stored is intact."""
 
 
 class StoreLocked(StoreError):
-    """This data folder is held by a process of an earlier version, which can't share it."""
+    """The data folder is in use by a process of an earlier version, which can't share it."""
 
     def __init__(self, where: str, owner: str) -> None:
         super().__init__(
@@ -232,21 +232,21 @@ class StoreLocked(StoreError):
 
 
 class DiskRefused(StoreError):
-    """A file of the store could not be read or written; everything already saved still is."""
+    """A file of the store could not be read or written; everything already saved is intact."""
 
     def __init__(self, where: object, what: str) -> None:
         super().__init__(f"the store in {where} failed: {what}; everything saved earlier is intact")
 
 
 class FileRefused(StoreError, OSError):
-    """A file was not opened: it is a link, not a regular file, or belongs to somebody else."""
+    """A file was not opened: it is a link, not a regular file, or belongs to another user."""
 
     def __init__(self, path: object, why: str) -> None:
         super().__init__(f"{path} {why}")
 
 
 class StoreConflict(StoreError):
-    """Another writer committed this session first."""
+    """Another writer has changed this session first."""
 
     def __init__(self, session_id: str, *, mine: int, theirs: int) -> None:
         self.session_id = session_id
@@ -257,7 +257,7 @@ class StoreConflict(StoreError):
 
 
 class AlreadyHeard(NanoloopError):
-    """A message in this commit was already accepted; none of the commit was written."""
+    """A message in this commit was already accepted; nothing of the commit was written."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
@@ -268,7 +268,7 @@ class AlreadyHeard(NanoloopError):
 
 
 class SessionDamaged(StoreError):
-    """The stored data of a session is not what was written."""
+    """A session's stored data differs from what was written."""
 
     def __init__(self, session_id: str, what: str) -> None:
         super().__init__(
@@ -281,11 +281,11 @@ class SessionDamaged(StoreError):
 
 
 class NotReadable(StoreError):
-    """A stored session is intact, but can't be read: a key or a version is missing."""
+    """A stored session is intact but unreadable: a key is missing, or its version is newer."""
 
 
 class SessionDiffers(StoreError):
-    """A different session with that name already exists."""
+    """The target already has a different session with this id."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
@@ -295,11 +295,11 @@ class SessionDiffers(StoreError):
 
 
 class IndexUnusable(NanoloopError):
-    """The search index can't be used; only recall depends on it."""
+    """The search index is unusable; only recall depends on it."""
 
 
 class AttachmentsFull(NanoloopError):
-    """A file was not stored: all files together would exceed their limit."""
+    """A file was not stored, because all files together would exceed their limit."""
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(
@@ -309,7 +309,7 @@ class AttachmentsFull(NanoloopError):
 
 
 class PictureRefused(NanoloopError):
-    """A picture was not stored; `reason` is a known phrase, never user text."""
+    """A picture was not stored; `reason` is a fixed phrase and never contains user text."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"this picture can't be used: {reason}")
@@ -317,11 +317,11 @@ class PictureRefused(NanoloopError):
 
 
 class AddressRefused(NanoloopError):
-    """An address that somebody gave leads into this machine's network, or might do so."""
+    """An address from outside leads, or might lead, into this machine's network."""
 
 
 class FetchFailed(NanoloopError):
-    """Nothing usable came from an address that somebody gave."""
+    """An address from outside returned nothing usable."""
 
 
 class BusFull(NanoloopError):
@@ -352,11 +352,11 @@ class TurnFailed(NanoloopError):
     ) -> None:
         super().__init__(f"{error}: {why} (incident {incident})" if incident else told)
         self.told = told
-        """What may be told to a person in that chat."""
+        """The sentence that may be sent to the chat."""
         self.incident = incident
-        """Its id in the log."""
+        """The incident's id in the log."""
         self.error = error
-        """The class of the error, such as "WrongKey"; empty if it was stopped or refused."""
+        """The error's class, such as "WrongKey"; empty if the turn was stopped or refused."""
 
 
 class LaneFull(NanoloopError):
@@ -367,7 +367,7 @@ class LaneFull(NanoloopError):
 
 
 class SendLater(NanoloopError):
-    """A channel can't send this now; it is retried, after `seconds` if given."""
+    """A channel can't send this now; the send is retried, after `seconds` if given."""
 
     def __init__(self, reason: str, *, seconds: float | None = None) -> None:
         super().__init__(f"not sent yet ({reason}): it will be retried")
@@ -376,7 +376,7 @@ class SendLater(NanoloopError):
 
 
 class Declined(NanoloopError):
-    """A platform will never do that; `reason` is a code or a known phrase, never user text."""
+    """A platform will never do this; `reason` is a code or fixed phrase, never user text."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -388,7 +388,7 @@ class ModelError(NanoloopError):
 
 
 class NoSuchModel(ModelError):
-    """Neither the catalogue nor the folder has a model with that name."""
+    """Neither the catalogue nor the models folder has a model with this name."""
 
     def __init__(self, name: str, advice: str = "") -> None:
         advice = advice or "`nanoloop model list` lists them"
@@ -399,13 +399,13 @@ class NotFetched(ModelError):
     """No source could provide the file; the text has one line per source."""
 
     def __init__(self, name: str, reasons: Sequence[str], *, typed: str = "") -> None:
-        """`typed` is the argument that fetches it, if different from its name."""
+        """Create the error; `typed` is the name that the user typed, if it differs."""
         advice = f"`nanoloop model get {typed or name}` resumes it"
         super().__init__("\n".join((f"model {name} could not be downloaded; {advice}", *reasons)))
 
 
 class NoRoom(ModelError):
-    """There is not enough room on the disk for the file."""
+    """The disk has too little free space for the file."""
 
     def __init__(self, folder: Path, *, needed: int, free: int) -> None:
         super().__init__(
@@ -420,7 +420,7 @@ class SourceFailed(ModelError):
 
 
 class ToolError(NanoloopError):
-    """A tool call failed; its text is for the model."""
+    """A tool call failed; the text is for the model."""
 
 
 class UnknownTool(ToolError):
@@ -428,7 +428,7 @@ class UnknownTool(ToolError):
 
 
 class BadArguments(ToolError):
-    """The arguments do not fit the tool's schema."""
+    """The arguments don't match the tool's schema."""
 
 
 class ToolTimeout(ToolError):
@@ -440,7 +440,7 @@ class ProviderError(NanoloopError):
 
 
 class WrongKey(ProviderError):
-    """The server refused the key."""
+    """The server rejected the API key."""
 
 
 class UnknownModel(ProviderError):
@@ -448,7 +448,7 @@ class UnknownModel(ProviderError):
 
 
 class NoConnection(ProviderError):
-    """Nothing answers at that address."""
+    """No server answers at the address."""
 
 
 class ProviderTimeout(ProviderError):
@@ -456,11 +456,11 @@ class ProviderTimeout(ProviderError):
 
 
 class OverQuota(ProviderError):
-    """Too many requests, or no credit left."""
+    """Too many requests were sent, or no credit is left."""
 
 
 class ContextTooLong(ProviderError):
-    """The request is longer than the model can read."""
+    """The request is longer than the model's context."""
 
 
 class AnswerRefused(ProviderError):
@@ -468,11 +468,11 @@ class AnswerRefused(ProviderError):
 
 
 class ServerFailed(ProviderError):
-    """The model's server failed; it may recover in a moment."""
+    """The model's server failed, perhaps only for a moment."""
 
 
 class ImagesRefused(ProviderError):
-    """The model accepts no images, or at most `most`; None if it didn't say how many."""
+    """The model accepts no images, or at most `most`; None if the limit is unknown."""
 
     def __init__(self, sentence: str, *, most: int | None = 0) -> None:
         super().__init__(sentence)
@@ -480,7 +480,7 @@ class ImagesRefused(ProviderError):
 
 
 class BadImage(ProviderError):
-    """The model can't read one of the images; it does not say which."""
+    """The model can't read one of the images, and does not say which."""
 
 
 class ModelResting(ProviderError):
@@ -494,7 +494,7 @@ class ModelResting(ProviderError):
 
 
 class BadAnswer(ProviderError):
-    """The server's response is not an answer."""
+    """The server's response is not a valid answer."""
 
 
 class BrokenOff(BadAnswer):
@@ -506,19 +506,19 @@ class EmptyAnswer(BadAnswer):
 
 
 def how_to_install(extra: str) -> str:
-    """How to install an extra's packages, for a message that says what is missing."""
+    """Return a sentence on how to install an extra's packages, to end an error message with."""
     return f"install the extra \"{extra}\": {installer()} '{DISTRIBUTION}[{extra}]'"
 
 
 def installer() -> str:
-    """The command that installs packages into this environment, from any folder."""
+    """Return the command that installs packages into this environment, from any folder."""
     python = quote(sys.executable or "python")
     has_pip = find_spec("pip") is not None
     return f"{python} -m pip install" if has_pip else f"uv pip install --python {python}"
 
 
 def reason_of(error: BaseException) -> str:
-    """Why something failed, in words safe to log; other errors' text may contain secrets."""
+    """Return why something failed, in words safe to log; other texts may contain secrets."""
     known = (Declined, PictureRefused, SendLater)
     return error.reason if isinstance(error, known) else type(error).__name__
 
@@ -528,20 +528,20 @@ FRAMES = 12
 
 
 def place_of(error: BaseException) -> str:
-    """The frames an error came through, innermost first: what may be logged about a crash.
+    """Return the frames that an error came through, innermost first, safe to log.
 
-    Like `turn.py:88 ask < loop.py:20 answer`, without the error's text or any values.
+    The result reads `turn.py:88 ask < loop.py:20 answer`, without the error's text or any values.
     """
     return _in_a_line([*walk_tb(error.__traceback__)][::-1])
 
 
 def place_in(thread: FrameType | None) -> str:
-    """The same for a thread's current frames, starting with its innermost one."""
+    """Return a thread's current frames, innermost first, in the form that `place_of` uses."""
     return _in_a_line([] if thread is None else walk_stack(thread))
 
 
 def _in_a_line(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Join names and line numbers only; code and values may contain private text."""
+    """Join function names and line numbers; code and values may contain private text."""
     return " < ".join(
         f"{frame.f_code.co_filename.rpartition('/')[2]}:{line} {frame.f_code.co_name}"
         for frame, line in [*frames][:FRAMES]

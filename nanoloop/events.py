@@ -1,8 +1,8 @@
-"""What happened: a closed set of events, each one log line and one metric.
+"""The events that nanoloop announces: a closed set, each with a log line and a metric.
 
-Events carry ids and numbers, never message text, except for one that is not logged. The context
-(`about`) says which session and turn an event belongs to; an event names a session only if it is a
-different one.
+Events carry ids and numbers and never message text, except for one that is not logged. The context
+(`about`) supplies an event's session and turn; an event names a session only if it is a different
+one.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ Level = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened. Its log name is its class name in snake case."""
+    """Something that happened. The event's log name is its class name in snake case."""
 
     level: ClassVar[Level] = "info"
     logged: ClassVar[bool] = True
 
     @classmethod
     def name(cls) -> str:
-        """`TurnFinished` is logged as `turn_finished`."""
+        """Return the name in logs: `TurnFinished` is logged as `turn_finished`."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
 Observer = Callable[[Event], None]
-"""Called with each event; it must not block. If it raises, nothing else is affected."""
+"""Called with each event; it must not block. An exception in it affects nothing else."""
 
 _OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
 
@@ -42,20 +42,20 @@ _OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=(
 def announce(event: Event) -> None:
     """Tell all observers of this context, which includes tasks and threads started in it.
 
-    It never waits and never raises: an observer must not break what it observes.
+    This never waits and never raises: an observer must not break what it observes.
     """
     for hear in _OBSERVERS.get():
         try:
             hear(event)
         except Exception as error:  # noqa: BLE001 - as above
-            if not isinstance(event, ObserverFailed):  # it fails at that too
+            if not isinstance(event, ObserverFailed):  # it would fail at that event too
                 about_it = {"error": type(error).__name__, "where": place_of(error)}
                 announce(ObserverFailed(heard=event.name(), **about_it))
 
 
 @contextmanager
 def hearing(observer: Observer) -> Iterator[None]:
-    """Call the observer with events from this block and from tasks started in it, which keep it."""
+    """Call the observer with events from this block and from tasks started in the block."""
     before = _OBSERVERS.set((*_OBSERVERS.get(), observer))
     try:
         yield
@@ -63,16 +63,16 @@ def hearing(observer: Observer) -> Iterator[None]:
         _OBSERVERS.reset(before)
 
 
-# Made here and not by structlog, which takes 89 ms to load: it adds to each line of the log every
-# variable of the context whose name begins so, but for those that are `...`.
+# Defined here because structlog takes 89 ms to load. structlog adds every context variable with
+# this prefix to each log line, except those set to `...`.
 _SESSION: ContextVar[str | EllipsisType] = ContextVar("structlog_session_id")
 _TURN: ContextVar[str | EllipsisType] = ContextVar("structlog_turn_id")
 
 
 class about:  # noqa: N801 - it reads as `with about(...)`; a generator costs twice the calls
-    """Events from here and from tasks started here belong to this session and this turn.
+    """Bind events from this block, and from tasks started in it, to a session and a turn.
 
-    None means none, even if one was set before.
+    None unbinds a value that was set before.
     """
 
     __slots__ = ("_before", "_session", "_turn")
@@ -91,13 +91,13 @@ class about:  # noqa: N801 - it reads as `with about(...)`; a generator costs tw
 
 
 def current_session() -> str:
-    """The session of the event that is being observed; "" if it has none."""
+    """Return the session of the event being observed, or "" if it has none."""
     found = _SESSION.get("")
     return found if isinstance(found, str) else ""
 
 
 def current_turn() -> str:
-    """The turn of the event that is being observed; "" if it has none."""
+    """Return the turn of the event being observed, or "" if it has none."""
     found = _TURN.get("")
     return found if isinstance(found, str) else ""
 
@@ -116,7 +116,7 @@ class LoopStopped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopStalled(Event):
-    """The event loop has been blocked for this long at this place; nobody is answered meanwhile."""
+    """The event loop was blocked for this long at this place; nothing was answered meanwhile."""
 
     level: ClassVar[Level] = "error"
     seconds: float
@@ -153,7 +153,7 @@ class TurnStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextStreamed(Event):
-    """A piece of an answer; it may be dropped, the whole text follows as `Outbound`."""
+    """A piece of an answer. Pieces may be dropped, since the whole text follows as `Outbound`."""
 
     level: ClassVar[Level] = "debug"
     logged: ClassVar[bool] = False
@@ -162,7 +162,7 @@ class TextStreamed(Event):
     session_id: str
     text: str
     reply_to: str | None = None
-    """The id of the message that is being answered."""
+    """The id of the message being answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,14 +186,14 @@ class ModelAnswered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCut(Event):
-    """The answer reached its token limit; the chat got the incomplete text."""
+    """The answer reached its token limit; the chat received the incomplete text."""
 
     level: ClassVar[Level] = "warning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoaded(Event):
-    """A model on this machine is ready."""
+    """A local model is ready."""
 
     model: str
     context_tokens: int
@@ -234,7 +234,7 @@ class ToolNotRepeated(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextShrunk(Event):
-    """The model said the request was too long; the window was cut further, once."""
+    """The model rejected the request as too long; the window was cut further, once."""
 
     level: ClassVar[Level] = "warning"
     kept: int
@@ -251,9 +251,10 @@ class TurnFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureTold(Event):
-    """The chat was sent a sentence with the incident's id. `error` is a class name.
+    """The chat was sent a sentence with the incident's id.
 
-    `said` is what the operator may read: the text of our own errors, class and place of any other.
+    `error` is a class name. `said` is text for the operator: our own errors' text, or other errors'
+    class and place.
     """
 
     level: ClassVar[Level] = "error"
@@ -264,7 +265,7 @@ class FailureTold(Event):
 
     @classmethod
     def name(cls) -> str:
-        """The name that logs have always used; in code, an error has that name."""
+        """Return the name that logs have always used; in code, an error already has this name."""
         return "turn_failed"
 
 
@@ -294,7 +295,7 @@ class SummaryStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryCommitted(Event):
-    """The receipt of one summarised batch."""
+    """A batch of messages was summarised."""
 
     first_seq: int
     last_seq: int
@@ -305,7 +306,7 @@ class SummaryCommitted(Event):
     tokens_cached: int
     seconds: float
     tries: int = 1
-    """How many calls it took: parts of a long message, a second model, and failed ones."""
+    """How many calls were made, including parts of a long message, a second model and failures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +319,7 @@ class SummaryPostponed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerOpened(Event):
-    """The model failed too many times in a row and is paused; later, one call is tried."""
+    """The model failed too many times in a row and is paused; a single call will test it later."""
 
     level: ClassVar[Level] = "error"
     model: str
@@ -335,7 +336,7 @@ class BreakerClosed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryFailed(Event):
-    """The summary call failed. The old summary stays, and the batch stays pending."""
+    """The summary call failed. The old summary remains, and the batch stays pending."""
 
     level: ClassVar[Level] = "warning"
     reason: str
@@ -351,7 +352,7 @@ class SummaryDropped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallFailed(Event):
-    """Messages can't be searched for now; nothing else depends on it."""
+    """Messages can't be searched for now; nothing else is affected."""
 
     level: ClassVar[Level] = "warning"
     reason: str
@@ -359,7 +360,7 @@ class RecallFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSetAside(Event):
-    """A damaged search index was set aside, and is rebuilt from the store."""
+    """A damaged search index was set aside, and is being rebuilt from the store."""
 
     level: ClassVar[Level] = "warning"
     file: str
@@ -373,7 +374,7 @@ class SessionStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionReset(Event):
-    """`/new`: the chat has a fresh session; the old one stays stored."""
+    """`/new` gave the chat a fresh session; the old one stays stored."""
 
     key: str
     old_session_id: str
@@ -382,7 +383,7 @@ class SessionReset(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionsCounted(Event):
-    """What the store holds now, and how many expired sessions the last sweep removed."""
+    """What the store now contains, and how many expired sessions the last sweep removed."""
 
     level: ClassVar[Level] = "debug"
     sessions: int
@@ -402,7 +403,7 @@ class ContextNearLimit(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentUnknown(Event):
-    """A session names an unknown agent; another one answers."""
+    """A session names an unknown agent, so another one answers."""
 
     level: ClassVar[Level] = "warning"
     agent: str
@@ -410,7 +411,7 @@ class AgentUnknown(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookFailed(Event):
-    """A hook raised an exception; the answer was given anyway. `error` is a class name."""
+    """A hook raised an exception; the answer was sent anyway. `error` is a class name."""
 
     level: ClassVar[Level] = "error"
     error: str
@@ -419,10 +420,7 @@ class HookFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeFailed(Event):
-    """The memo is unchanged, and so is the window if the user's own handler was to trim it.
-
-    `error` is a class name.
-    """
+    """Resizing failed, so the memo is unchanged; so is a window that a user's handler trims."""
 
     level: ClassVar[Level] = "warning"
     error: str
@@ -430,18 +428,18 @@ class ResizeFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRepaired(Event):
-    """An incomplete last line was copied aside, and removed before the next append."""
+    """An incomplete last line was copied to a file, and removed before the next append."""
 
     level: ClassVar[Level] = "warning"
     session_id: str
     bytes_cut: int
     file: str
-    """Where these are now."""
+    """The file that now contains the bytes cut off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineSetAside(Event):
-    """An unreadable line was copied to a file beside the log, which keeps it unchanged."""
+    """An unreadable line was copied to a separate file; the log itself is unchanged."""
 
     level: ClassVar[Level] = "error"
     session_id: str
@@ -451,17 +449,17 @@ class LineSetAside(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberMended(Event):
-    """A stored or imported number was invalid and was corrected; the conversation is kept."""
+    """A stored or imported number was invalid and was corrected; the conversation is intact."""
 
     level: ClassVar[Level] = "warning"
     session_id: str
     number: str
-    """Which value of the session it is."""
+    """The name of the session's value that was corrected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionUnreadable(Event):
-    """A stored session is damaged and was skipped; `nanoloop store check` says how."""
+    """A stored session is damaged and was skipped; `nanoloop store check` gives the details."""
 
     level: ClassVar[Level] = "error"
     session_id: str
@@ -476,15 +474,15 @@ class StoreJoined(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseSetAside(Event):
-    """A damaged database file was renamed to this name, and a new, empty one was started.
+    """A damaged database file was renamed to `file`, and a new, empty one was created.
 
-    `sqlite3 FILE .recover` may recover sessions from it.
+    `sqlite3 FILE .recover` may recover its sessions.
     """
 
     level: ClassVar[Level] = "error"
     file: str
     reason: str
-    """A sentence for people."""
+    """A sentence for people that says what is damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -498,7 +496,7 @@ class FileUnreadable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStarted(Event):
-    """`address` is where the web page is; `token_file` has its token, if nanoloop made it."""
+    """`address` is the web page's address; `token_file` has its token if nanoloop generated one."""
 
     channel: str
     address: str | None = None
@@ -514,7 +512,7 @@ class ChannelFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelHeld(Event):
-    """Another running process uses the channel's account; it opens here when that process ends."""
+    """Another process uses the channel's account; the channel opens here when that process ends."""
 
     level: ClassVar[Level] = "warning"
     channel: str
@@ -543,7 +541,7 @@ class ChannelConnected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelLost(Event):
-    """The connection is lost, or could not be made; it is retried in this many seconds."""
+    """The connection was lost or could not be made; it is retried after this many seconds."""
 
     level: ClassVar[Level] = "warning"
     channel: str
@@ -563,7 +561,7 @@ class ChannelRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NobodyMayTalk(Event):
-    """A channel serves nobody yet; `advice` says what to do."""
+    """Nobody has access to the channel yet; `advice` says what to do."""
 
     level: ClassVar[Level] = "warning"
     channel: str
@@ -572,7 +570,7 @@ class NobodyMayTalk(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebTokenMade(Event):
-    """The page had no token: one was made and kept in `file`; `advice` says what to do with it."""
+    """The page had no token, so one was saved in `file`; `advice` says how to use it."""
 
     level: ClassVar[Level] = "warning"
     file: str
@@ -581,7 +579,7 @@ class WebTokenMade(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderRefused(Event):
-    """A message was refused: its sender has no access, or has sent too many messages."""
+    """A message was refused because its sender has no access, or has sent too many messages."""
 
     channel: str
     chat: str
@@ -591,7 +589,7 @@ class SenderRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairingAsked(Event):
-    """A stranger got a code; the operator may approve it."""
+    """A stranger received a pairing code, which the operator may approve."""
 
     channel: str
     sender: str
@@ -605,7 +603,7 @@ class PairingApproved(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HearingFailed(Event):
-    """A bug occurred while taking in a message: only that message goes unanswered."""
+    """A bug occurred while a message was being received; only that message goes unanswered."""
 
     level: ClassVar[Level] = "error"
     channel: str
@@ -615,7 +613,7 @@ class HearingFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLeftOut(Event):
-    """A file that came with a message was not stored; the model is told that there was one."""
+    """A file in a message was not stored; the model is told that there was one."""
 
     level: ClassVar[Level] = "warning"
     channel: str
@@ -624,7 +622,7 @@ class FileLeftOut(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureLeftOut(Event):
-    """A model was called without pictures: it accepts fewer, or could not read one."""
+    """A model was called without some pictures: it accepts fewer, or could not read one."""
 
     level: ClassVar[Level] = "warning"
     model: str
@@ -634,16 +632,16 @@ class PictureLeftOut(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileNarrowed(Event):
-    """Other users of this machine could read or write one of our files; now they can't."""
+    """Other users of this machine could access one of our files; the file is now private."""
 
     file: str
     mode: str
-    """What it was, as `chmod` has it."""
+    """The previous mode, as `chmod` writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsReloaded(Event):
-    """The settings were reloaded: what was applied, and what needs a restart."""
+    """The settings were reloaded; some changes were applied, others need a restart."""
 
     applied: tuple[str, ...]
     needs_restart: tuple[str, ...]
@@ -651,7 +649,7 @@ class SettingsReloaded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsRefused(Event):
-    """The reloaded settings are wrong; the previous ones stay in force."""
+    """The reloaded settings are invalid; the previous ones stay in force."""
 
     level: ClassVar[Level] = "error"
     reason: str
@@ -659,7 +657,7 @@ class SettingsRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestServed(Event):
-    """One request to the web; `path` is the operation's, without its values."""
+    """A web request was served; `path` is the route, without its values."""
 
     method: str
     path: str
@@ -669,7 +667,7 @@ class RequestServed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailed(Event):
-    """A request failed here; the client is told, like a chat. Fields as in `turn_failed`."""
+    """A web request failed, and the client was told. The fields are those of `turn_failed`."""
 
     level: ClassVar[Level] = "error"
     path: str
@@ -689,7 +687,7 @@ class SendFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendPostponed(Event):
-    """Sending is postponed and retried; later texts of that chat wait, other chats don't."""
+    """A send was postponed and will be retried. The chat's later texts wait; other chats don't."""
 
     level: ClassVar[Level] = "warning"
     channel: str

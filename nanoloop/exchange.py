@@ -1,4 +1,4 @@
-"""One message and its answer: recorded, trimmed, answered, recorded again, sent."""
+"""An exchange: a message is recorded, answered, recorded with its answer, and sent."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeParts:
-    """What all exchanges of a loop share."""
+    """The parts that all exchanges of a loop share."""
 
     provider: Provider
-    """The provider for agents that have none of their own."""
+    """The provider for agents without one of their own."""
     agents: Agents
     sessions: Sessions
     bus: Bus
     summarizer: Summarizer
     views: Views
     buffer_limit: int
-    """A window with more messages than this is cut, unless the agent says otherwise."""
+    """A window with more messages is cut, unless the agent sets another limit."""
     buffer_min: int
     follow: Callable[[str], object]
     """Called with each session whose window was cut."""
     nodes: Nodes
-    """This process among the others."""
+    """This process and the others that use the store."""
     notices: Notices
 
     def begin(self, session: Session, *questions: Entry) -> Begun:
-        """Make these the next question, and cut the window if it is full."""
+        """Make these messages the next question, and cut the window if it is full."""
         agent = self.agents.choose(session, channel=str(questions[-1].metadata.get("channel", "")))
         for question in questions:
             session.awaiting = session.add_entry(give_way(session, heard_by(question, ""))).seq
@@ -74,7 +74,7 @@ class ExchangeParts:
         return Begun(seq=session.awaiting, claim=claim, evicted=evicted)
 
     def begun(self, session: Session, begun: Begun) -> None:
-        """Continue after a durable beginning: summarise what left the window."""
+        """Continue after a question has been stored: summarise the entries that left the window."""
         if begun.evicted:
             with about(session_id=session.id):
                 announce(WindowTrimmed(evicted=begun.evicted, kept=len(session.window)))
@@ -83,9 +83,9 @@ class ExchangeParts:
         self.summarizer.fire_and_forget(session)
 
     def cutting(self, session: Session, agent: Agent) -> Cutting:
-        """How this agent's turns cut this session's window."""
+        """Return how the agent's turns cut this session's window."""
         limit, keep = self._buffer_of(agent)
-        # Not a method of an exchange: it would hold a session in a circle.
+        # Not a method of `Exchange`: a reference cycle would keep the session alive.
         heard = partial(self.summarizer.fire_and_forget, session)
         return Cutting(limit=limit, keep=keep, by_defaults=False, heard=heard, follow=self.follow)
 
@@ -96,22 +96,22 @@ class ExchangeParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The next question."""
+    """A question whose turn has begun."""
 
     seq: int
     claim: int
-    """The number of its turn's claim."""
+    """The number of the turn's claim."""
     evicted: int
-    """How many messages left the window to make room for it."""
+    """How many messages left the window to make room for the question."""
 
 
 class Exchange:
-    """A question of a chat, until its answer is sent."""
+    """A chat's question, until its answer is sent."""
 
     def __init__(
         self, session: Session, message: Inbound, *, seq: int, claim: int, parts: ExchangeParts
     ) -> None:
-        """`seq` is the question's number, and `claim` the number of its turn's claim."""
+        """Create an exchange for the question numbered `seq`, whose turn has the claim `claim`."""
         self.session = session
         self.message = message
         self._fence = _TurnFence(seq, claim)
@@ -149,11 +149,11 @@ class Exchange:
 
     @property
     def turn_id(self) -> str:
-        """The turn's name in events."""
+        """The turn's id in events."""
         return self._turn.id
 
     async def pick_up(self) -> None:
-        """Continue with a message that another process or run began; open calls are closed."""
+        """Resume a question that another process or run began; close its open tool calls."""
         why = "interrupted by a restart; it is unknown whether it took effect"
         close = self._turn.closing(why)
         claims: list[int] = []
@@ -172,11 +172,11 @@ class Exchange:
 
     @property
     def claim(self) -> int:
-        """The number of its turn's claim."""
+        """The number of the turn's claim."""
         return self._fence.claim
 
     async def think(self, *, resumed: bool = False) -> Answer:
-        """Call the model until there is an answer; raises `ProviderError`."""
+        """Call the model until it has an answer; raise `ProviderError` if it fails."""
         with self._turn.about():
             announce(TurnStarted(resumed=resumed))
             await self._view.fill(self._store)
@@ -187,9 +187,9 @@ class Exchange:
                 raise
 
     async def deliver(self, answer: Answer) -> None:
-        """Store the answer, then send it; if the store is down for long, the chat is told."""
+        """Store the answer, then send it. The chat is told if the store is down for long."""
         with self._turn.about():
-            # Kept before it is sent: what the chat has read is never unknown to the log.
+            # Stored before it is sent, so that the log always has what the chat has read.
             lapses = self._nodes.lapses
             said = await self._keep(answer)
             if self._turn.tell_cut():
@@ -216,7 +216,7 @@ class Exchange:
             await self._turn.change(act)
         except SessionNotFound:
             if not self.session.has_expired():
-                raise  # deleted by somebody: nothing is revived
+                raise  # deleted, so don't create it again
             await self._keep_anew(act)
         except StoreError as error:
             if not is_away(error):
@@ -229,7 +229,7 @@ class Exchange:
         return kept[-1]
 
     async def _keep_in_the_end(self, act: Act, last: str) -> None:
-        """Keep trying to store an answer that was paid for: the store will be back."""
+        """Retry until the store is back, so that an answer already paid for is not lost."""
 
         def again(session: Session) -> None:
             if not any(entry.id == last for entry in session.window):
@@ -244,11 +244,11 @@ class Exchange:
                     raise
 
     async def _keep_anew(self, act: Act) -> None:
-        """Begin a new conversation with this exchange, as the old one has expired meanwhile."""
+        """Start a new conversation with this exchange, because the old one has expired."""
         (question,) = self.session.entries_between(self._fence.seq - 1, self._fence.seq)
 
         def begun(session: Session) -> None:
-            asked = session.awaiting  # what was said meanwhile is still to be answered
+            asked = session.awaiting  # messages that arrived meanwhile still need an answer
             session.claim(self._nodes.me)
             session.add_entry(question)
             act(session)
@@ -270,10 +270,10 @@ class Exchange:
         )
 
     async def _resize(self) -> None:
-        """Do the work that no answer waits for: the memo, and resizing by the user's handlers."""
+        """Update the memo and run the user's resize handlers, which no answer waits for."""
         try:
             await self._turn.resize()
-        except Exception as error:  # noqa: BLE001 - no handler's bug may stop every conversation
+        except Exception as error:  # noqa: BLE001 - a handler's bug must not stop all conversations
             name = type(error).__name__
             announce(ResizeFailed(error=name))
         else:
@@ -283,7 +283,7 @@ class Exchange:
     async def _tell_hooks(self, outcome: RequestOutcome) -> None:
         try:
             await self._agent.hooks.after(outcome, self._agent)
-        except Exception as error:  # noqa: BLE001 - a hook's bug must not cost the answer
+        except Exception as error:  # noqa: BLE001 - a hook's bug must not lose the answer
             name, where = type(error).__name__, place_of(error)
             announce(HookFailed(error=name, where=where))
 
@@ -297,7 +297,7 @@ class Exchange:
         )
 
     async def stop(self, *, waiting: int) -> None:
-        """Store what was finished, close what was not, and tell the chat."""
+        """Store the finished parts, close open tool calls, and tell the chat."""
         why = "stopped by the user before it finished"
         with self._turn.about():
             await self._turn.break_off(why, half_said=True, then=_await_nothing)
@@ -305,39 +305,39 @@ class Exchange:
         await self.say(self._notices.text(self.message, "stopped"), kind="notice")
 
     async def fail(self, apology: str, incident: str | None = None) -> None:
-        """Store the user's message, close open calls, and apologise."""
+        """Store the user's message, close open calls, and send an apology."""
         await self._turn.break_off("the turn failed before it finished", then=_await_nothing)
         await self.say(apology, kind="error", incident=incident)
 
     async def say(self, text: str, *, kind: Any, incident: str | None = None) -> None:
-        """Send a notice of the loop to the message's chat."""
+        """Send a notice from the loop to the message's chat."""
         said = reply_to(self.message, text, kind, self.session.id, incident=incident)
         await self._bus.publish(said)
 
 
 @dataclass(slots=True)
 class _TurnFence:
-    """Stops a turn from writing once its question is no longer its own."""
+    """Prevents a turn from writing once it no longer owns its question."""
 
     seq: int
     claim: int
     is_over: bool = False
-    """Whether the turn has its answer, so that anything done now comes after it."""
+    """True once the turn has its answer, so that later changes are allowed."""
 
     def act(self, session: Session, act: Act) -> Any:
-        """Do this; raises `TurnLost` if the question is no longer its own."""
+        """Apply a change; raise `TurnLost` if the turn no longer owns its question."""
         is_ours = (session.awaiting, session.claims) == (self.seq, self.claim)
         if not is_ours and not self.is_over:
             raise TurnLost(session.id)
         return act(session)
 
     async def change(self, sessions: Sessions, session: Session, act: Act) -> Any:
-        """Like `act`, but durable when this returns."""
+        """Apply a change and make it durable; raise `TurnLost` like `act`."""
         return await sessions.change(session, partial(self.act, act=act))
 
 
 def steering_in(session: Session) -> list[Entry]:
-    """Waiting messages to add to the current turn: nothing after a command."""
+    """Return the waiting messages to add to the current turn, up to the first command."""
     return [entry for entry in said_first(session.waiting) if entry.metadata.get(STEERS)]
 
 
@@ -346,7 +346,7 @@ def _await_nothing(session: Session) -> None:
 
 
 def _stream_to(bus: Bus, message: Inbound, session_id: str) -> OnText | None:
-    """Sends pieces of the answer to the message's chat, if its channel wants them."""
+    """Return a function that sends pieces of the answer, if the chat's channel wants them."""
     if not bus.streams(message.channel):
         return None
     chat = {"channel": message.channel, "chat": message.chat, "session_id": session_id}

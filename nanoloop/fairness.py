@@ -1,4 +1,4 @@
-"""Fairness: capacity is shared out by owner, however much one of them asks for."""
+"""Fairness: capacity is shared out by owner, however much one owner asks for."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _owner: ContextVar[str] = ContextVar("owner", default="")
 
 
 def current_owner() -> str:
-    """The owner of the turn that runs here; empty outside a turn."""
+    """Return the owner of the current turn, or "" outside a turn."""
     return _owner.get()
 
 
 class FairLimiter:
-    """Lets a limited number work at once, and chooses the next by owner, as `RoundRobin` does."""
+    """Limits concurrent work, and picks the next owner in the order of `RoundRobin`."""
 
     def __init__(self, capacity: int) -> None:
         self._order: RoundRobin[anyio.Event] = RoundRobin(capacity)
 
     @property
     def waiting(self) -> int:
-        """How many are waiting for their turn."""
+        """How many owners' requests are waiting for their turn."""
         return len(self._order)
 
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Wait for this owner's turn, and take it; if cancelled while waiting, lose the place."""
+        """Wait for this owner's turn and hold it; a cancelled wait loses its place in the queue."""
         mine = anyio.Event()
         self._order.join(owner, mine)
         self._draw()
@@ -62,10 +62,10 @@ class FairLimiter:
 
 
 class Shares:
-    """Counts how much each owner has of something limited.
+    """Counts how much each owner uses of something limited.
 
-    Some of it is reserved for owners that have nothing yet: a quarter unless `reserved` says how
-    much, and at least one place if there are two or more.
+    A part is reserved for owners that use nothing yet: `reserved`, or by default a quarter, but at
+    least one place if there are two or more.
     """
 
     def __init__(self, capacity: int, *, reserved: int | None = None) -> None:
@@ -75,24 +75,24 @@ class Shares:
         self._held: dict[str, int] = {}
 
     def __len__(self) -> int:
-        """How much all owners have together."""
+        """Return how much all owners use together."""
         return self._capacity - self._free
 
     def of(self, owner: str) -> int:
-        """How much this owner has."""
+        """Return how much this owner uses."""
         return self._held.get(owner, 0)
 
     def has_room(self, owner: str) -> bool:
-        """Whether this owner may have one more."""
+        """Return True if this owner may take one more place."""
         return self._free > (self._reserved if owner in self._held else 0)
 
     def take(self, owner: str) -> None:
-        """Give this owner one more."""
+        """Give this owner one more place."""
         self._free -= 1
         self._held[owner] = self.of(owner) + 1
 
     def give_back(self, owner: str) -> None:
-        """Take one back from this owner."""
+        """Release one of this owner's places."""
         self._free += 1
         self._held[owner] -= 1
         if not self._held[owner]:
@@ -100,47 +100,47 @@ class Shares:
 
 
 class RoundRobin(Generic[T]):
-    """Chooses who is next, and counts what each owner has; it never waits itself.
+    """Chooses whose item is next, and counts what each owner uses; it never waits itself.
 
-    Of the owners with the least, it chooses the one whose turn was longest ago; of one owner's
-    items, the oldest. A choice costs the same no matter how much is waiting.
+    Among the owners that use the least, it chooses the one that was chosen longest ago, and then
+    this owner's oldest item. A choice takes the same time however many items are waiting.
     """
 
     def __init__(self, capacity: int, *, reserved: int | None = None) -> None:
         self._shares = Shares(capacity, reserved=reserved)
         self._waiting: dict[str, OrderedDict[T, None]] = {}
         self._ranks: dict[int, OrderedDict[str, None]] = {}
-        """The waiting owners, by how much they have: few numbers, because their sum is limited."""
+        """The waiting owners, by how much they use; few groups, since the total is limited."""
 
     def __len__(self) -> int:
-        """How many items are waiting."""
+        """Return how many items are waiting."""
         return sum(map(len, self._waiting.values()))
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is waiting, or was chosen and has not ended."""
+        """True while an item is waiting, or was chosen and has not ended."""
         return bool(self._waiting or len(self._shares))
 
     def join(self, owner: str, item: T) -> None:
-        """Queue this item; it must differ from everything else that waits."""
+        """Queue an item, which must differ from all other waiting items."""
         if owner not in self._waiting:
             self._waiting[owner] = OrderedDict()
             self._rank(owner)
         self._waiting[owner][item] = None
 
     def leave(self, owner: str, item: T) -> None:
-        """Remove it from the queue."""
+        """Remove an item from the queue."""
         del self._waiting[owner][item]
         if not self._waiting[owner]:
             del self._waiting[owner]
             self._unrank(owner)
 
     def draw(self) -> T | None:
-        """The item that may begin now; None if there is no room or nothing waits."""
+        """Return the item that may begin now, or None if there is no room or nothing waits."""
         if not self._ranks:
             return None
         owner = next(iter(self._ranks[min(self._ranks)]))
-        if not self._shares.has_room(owner):  # nor for any other: this one has the least
+        if not self._shares.has_room(owner):  # the others have none either: this one uses the least
             return None
         item = next(iter(self._waiting[owner]))
         self._unrank(owner)
@@ -150,7 +150,7 @@ class RoundRobin(Generic[T]):
         return item
 
     def end(self, owner: str) -> None:
-        """Note that one of this owner's items has ended."""
+        """Record that one of this owner's items has ended."""
         is_waiting = owner in self._waiting
         if is_waiting:
             self._unrank(owner)
@@ -159,7 +159,7 @@ class RoundRobin(Generic[T]):
             self._rank(owner)
 
     def _rank(self, owner: str) -> None:
-        """Put the owner behind those that have the same amount."""
+        """Put the owner behind the others that use the same amount."""
         self._ranks.setdefault(self._shares.of(owner), OrderedDict())[owner] = None
 
     def _unrank(self, owner: str) -> None:

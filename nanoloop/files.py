@@ -1,7 +1,7 @@
-"""Files: safe names, all-or-nothing writes, private permissions, no links, short locks.
+"""Files: safe names, atomic writes, private permissions, no links, short locks.
 
-Every file of the data folder is opened by `open_file`, or checked by `check_file` if SQLite
-opens it; a file that somebody else named is opened by `open_beneath`.
+Every file in the data folder is opened by `open_file`, or checked by `check_file` if SQLite opens
+it. A file whose name comes from outside is opened by `open_beneath`.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from nanoloop.events import FileNarrowed, announce
 from nanoloop.session.entry import rfc3339
 
 MOST_OPEN_FILES = 65_536
-"""The most open files to request: with more, a child process would take long to close them."""
+"""The most open files to request; with more, child processes would take long to close them."""
 KEPT_FILES = 256
-"""How many of these are reserved for the store, models, platforms and whatever a turn opens."""
+"""How many open files are reserved for the store, models, platforms and turns."""
 MOST_CONNECTIONS = 10_000
 
 
 Tell = Callable[[FileNarrowed], object]
 PRIVATE = 0o600
-"""The mode of every file of ours."""
+"""The mode of all our files."""
 _OTHERS = 0o077
 _NEVER_THROUGH = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Neither through a link, nor waiting for whoever is at the other end of a pipe."""
+"""Follow no link, and don't wait for the other end of a pipe."""
 
 
 def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
-    """Open a file of the data folder; what it creates is private, whatever the umask.
+    """Open a file in the data folder; a new file is private, whatever the umask.
 
-    Raises `FileRefused` for a link, for anything but a file, and for a file of somebody else. One
-    of ours that others may read or write is made private.
+    Raise `FileRefused` for a link, for anything but a regular file, and for another user's file. A
+    file of ours that others may access is made private.
     """
     fd = _opened(path, path, flags)
     try:
@@ -71,13 +71,13 @@ def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
 
 
 def _opened(name: Path | str, path: Path | str, flags: int, folder: int | None = None) -> int:
-    """Open this name, in an open folder if one is given; `path` is for the refusal."""
+    """Open a name, relative to an open folder if one is given; `path` is for error messages."""
     try:
         return os.open(name, flags | _NEVER_THROUGH, PRIVATE, dir_fd=folder)
     except OSError as error:
         if error.errno in _LINKS:
             raise FileRefused(path, IS_LINK) from None
-        if error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
+        if error.errno == errno.ENXIO:  # a pipe without a reader, or a socket
             raise FileRefused(path, NO_FILE) from None
         raise
 
@@ -89,13 +89,13 @@ NO_FILE = "is not a file, but a device, a pipe or a folder: move it away"
 
 def _check_ours(path: Path | str, there: os.stat_result, *, writes: bool) -> None:
     if not stat.S_ISREG(there.st_mode):
-        # A folder is told apart by those who can make use of it.
+        # A folder has its own error, which some callers handle.
         if stat.S_ISDIR(there.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise FileRefused(path, NO_FILE)
     if there.st_uid == (me := os.geteuid()):
         return
-    # A whole folder of somebody else's may be read, if they allow it; nothing is planted there.
+    # A folder of another user may be read if they allow it, but not a file planted in ours.
     if writes or there.st_uid != Path(path).parent.stat().st_uid:
         owner = _user(there.st_uid)
         advice = f"run this as {owner}, or make it yours with `chown {_user(me)} {path}`"
@@ -117,21 +117,21 @@ def _narrow(
     is_fresh: bool = False,
     tell: Tell = announce,
 ) -> None:
-    """Make one of our files private; the mode of a new one depends on the umask."""
+    """Make one of our files private; a new file also gets the exact mode, whatever the umask."""
     mode = stat.S_IMODE(there.st_mode)
     if there.st_uid != os.geteuid() or not (mode & _OTHERS or (is_fresh and mode != PRIVATE)):
         return
-    with suppress(OSError):  # a file system without modes, or one for reading only
+    with suppress(OSError):  # a file system without modes, or a read-only one
         chmod(PRIVATE)
         if mode & _OTHERS:
             tell(FileNarrowed(file=str(path), mode=f"{mode:04o}"))
 
 
 def check_file(path: Path, *, writes: bool = True, tell: Tell = announce) -> None:
-    """Like `open_file`, for a file that SQLite opens; a missing one is fine.
+    """Check a file that SQLite opens, as `open_file` would; a missing file is fine.
 
-    This doesn't open it: closing it would release all locks that SQLite holds on it.
-    Without `writes` its mode stays as it is. `tell` receives the event.
+    The file is not opened here, because closing it would release SQLite's locks on it. Without
+    `writes`, its mode is left alone. `tell` receives the event.
     """
     try:
         there = path.lstat()
@@ -148,34 +148,34 @@ _BESIDE = ("", "-wal", "-shm", "-journal")
 
 
 def check_database(path: Path, *, writes: bool = True, tell: Tell = announce) -> None:
-    """Like `check_file`, for a database and the files that SQLite puts beside it."""
+    """Check a database, and the files that SQLite keeps beside it, with `check_file`."""
     for suffix in _BESIDE:
         check_file(path.with_name(path.name + suffix), writes=writes, tell=tell)
 
 
 def make_database_file(path: Path, *, tell: Tell = announce) -> None:
-    """Create a database, whose mode SQLite also gives to the files beside it, and check them."""
+    """Create a private database file; SQLite gives its mode to the files beside it."""
     check_database(path, tell=tell)
     with suppress(FileExistsError):
         os.close(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
 
 
 def load_file(path: Path | str) -> bytes:
-    """The whole content of a file of the data folder; raises as `open_file` does."""
+    """Read a whole file of the data folder; raise like `open_file`."""
     with os.fdopen(open_file(path), "rb") as file:
         return file.read()
 
 
 def opener(path: str, flags: int) -> int:
-    """`open_file`, for `open(..., opener=opener)`."""
+    """Adapt `open_file` for `open(..., opener=opener)`."""
     return open_file(path, flags)
 
 
 def open_beneath(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
-    """Open the file of this name, which somebody else chose, beneath a folder.
+    """Open a file beneath a folder by a name that comes from outside.
 
-    The name may have folders in it. Raises `FileRefused` if it leads out of the folder or through
-    a link, or names anything but a file; nothing that happens meanwhile can change that.
+    The name may include folders. Raise `FileRefused` if it leads out of the folder or through a
+    link, or names anything but a file. Changes made meanwhile can't defeat these checks.
     """
     *folders, last = parts = name.split("/")
     path = folder / name.lstrip("/")
@@ -207,7 +207,7 @@ def open_beneath(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
 
 
 def _check_file_in(folder: int, name: str, path: Path) -> None:
-    """Refuse a device before it is opened: opening one can have effects."""
+    """Refuse a device before it is opened, because opening one can have side effects."""
     with suppress(FileNotFoundError):
         mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
         if stat.S_ISLNK(mode):
@@ -217,16 +217,16 @@ def _check_file_in(folder: int, name: str, path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool) -> None:
-    """Replace a file, or create it, from bytes or pieces: completely or not at all.
+    """Replace or create a file from bytes or pieces, completely or not at all.
 
-    Any number of writers may do so at once; the last one wins.
+    Several writers may do so at once; the last one wins.
     """
     with ExitStack() as stack:
         try:
-            # What a kill leaves beside a file goes with its next write.
+            # Reuse the temporary file that a killed process may have left.
             fresh = unfinished(path)
             fd = stack.enter_context(locked_file(fresh))
-        except BlockingIOError:  # somebody else is at it
+        except BlockingIOError:  # another writer is using it
             fresh = path.with_name(f".{token_hex(8)}")
             fd = stack.enter_context(locked_file(fresh))
         try:
@@ -244,7 +244,7 @@ def replace_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool) ->
 
 
 def unfinished(path: Path) -> Path:
-    """Where `replace_file` creates files: a killed process may leave one there."""
+    """Return the temporary path of `replace_file`, where a killed process may leave a file."""
     return path.with_name(path.name + ".new")
 
 
@@ -252,20 +252,20 @@ _UNFINISHED = re.compile(r"\.[0-9a-f]{16}|.+\.new")
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what killed processes left half written in it, while nobody writes there."""
+    """Delete the temporary files that killed processes left; nobody may be writing meanwhile."""
     for file in folder.glob("*"):
         if _UNFINISHED.fullmatch(file.name) and not file.is_dir():
             file.unlink(missing_ok=True)
 
 
 def save_json(path: Path, value: object) -> None:
-    """Write a small value into its own file, in a folder that is created if missing."""
+    """Write a small value to its own file, creating the folder if missing."""
     make_folder(path.parent)
     replace_file(path, json.dumps(value).encode(), durable=False)
 
 
 async def put_file(path: Path, data: bytes, *, durable: bool) -> None:
-    """Like `replace_file`, without blocking the event loop; many may write the same file."""
+    """Like `replace_file`, but without blocking the event loop."""
     beside = path.with_name(f".{token_hex(8)}")
     try:
         async with aiofiles.open(beside, "xb", opener=opener) as file:
@@ -282,7 +282,7 @@ async def put_file(path: Path, data: bytes, *, durable: bool) -> None:
 
 
 async def read_file(path: Path) -> bytes | None:
-    """The whole file, or None if there is none."""
+    """Return the whole file, or None if it doesn't exist."""
     try:
         async with aiofiles.open(path, "rb", opener=opener) as file:
             return await file.read()
@@ -291,16 +291,16 @@ async def read_file(path: Path) -> bytes | None:
 
 
 KEY_FILE = "own.key"
-"""The file in the data folder with the key that `own_key` returns."""
+"""The file in the data folder that stores the key from `own_key`."""
 _KEY_BYTES = 32
 _PAUSE_SECONDS = 0.005
 
 
 def own_key(folder: Path) -> bytes:
-    """The secret key of this data folder, for keyed digests; created on first use.
+    """Return the data folder's secret key for keyed digests, creating it on first use.
 
-    Every process gets the same one, however many ask at once. A key that a power cut has cut short
-    is replaced: no process has used it yet.
+    All processes get the same key, even if they ask at the same time. A key truncated by a power
+    cut is replaced, because no process has used it yet.
     """
     path = folder / KEY_FILE
     make_folder(folder)
@@ -318,13 +318,13 @@ def own_key(folder: Path) -> bytes:
 
 
 def keyed_digest(key: bytes, text: str) -> str:
-    """32 hex digits in place of a text that nobody without the key may read."""
+    """Return 32 hex digits that replace a text which only holders of the key may know."""
     data = text.encode("utf-8", "surrogatepass")
     return hmac.new(key, data, hashlib.sha256).hexdigest()[:32]
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write every byte at the file's current position."""
+    """Write all bytes at the file's current position."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -340,7 +340,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def user_folder(kind: Literal["config", "data"], env: Mapping[str, str]) -> Path:
-    """The user's folder for settings or for data, according to the XDG rules."""
+    """Return the user's folder for settings or data, following the XDG rules."""
     home = Path(env.get("HOME") or Path.home())
     usual = {"config": home / ".config", "data": home / ".local" / "share"}[kind]
     chosen = Path(env.get(f"XDG_{kind.upper()}_HOME", ""))
@@ -348,26 +348,26 @@ def user_folder(kind: Literal["config", "data"], env: Mapping[str, str]) -> Path
 
 
 def data_folder(env: Mapping[str, str]) -> Path:
-    """The folder for all stored data, according to the environment."""
+    """Return the folder for all stored data, as the environment sets it."""
     chosen = env.get("NANOLOOP_DATA")
     return Path(chosen).expanduser() if chosen else user_folder("data", env)
 
 
 def shipped(name: str) -> Path:
-    """A bundled file or folder, `docs` for example: in the package, or in its source tree."""
+    """Return the path of a bundled file or folder such as `docs`, in the package or source tree."""
     package = Path(__file__).parent
     tree = package.parent
     return (tree if (tree / "pyproject.toml").exists() else package) / name
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and those above it; existing ones stay unchanged."""
-    if not folder.is_dir():  # `mkdir` would make those above it as the umask has it
+    """Create a folder and its parents; existing ones are left unchanged."""
+    if not folder.is_dir():  # `mkdir` would create its parents with the umask's mode
         make_folder(folder.parent)
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-            folder.chmod(0o700)  # whatever the umask took from it
-        folder.mkdir(exist_ok=True)  # a file there is told of
+            folder.chmod(0o700)  # even if the umask removed bits
+        folder.mkdir(exist_ok=True)  # raises if there is a file
 
 
 _ELSEWHERE = "check the permissions, or choose another place"
@@ -389,7 +389,7 @@ _ADVICE: Mapping[int | None, str] = {
 
 
 def refusal(error: OSError) -> str:
-    """What the disk reported, and the next step."""
+    """Return the operating system's error, and the next step."""
     if isinstance(error, FileRefused):
         return str(error)
     return f"{error.strerror or error}: {_ADVICE.get(error.errno, 'check the disk')}"
@@ -397,15 +397,15 @@ def refusal(error: OSError) -> str:
 
 @contextmanager
 def locked_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
-    """The file of this name, opened and locked against all others.
+    """Open the file and lock it against all others.
 
-    Raises `BlockingIOError` if the lock is taken. The lock ends with the process, however it ends.
+    Raise `BlockingIOError` if the lock is taken. The lock ends with the process, however it ends.
     """
     while True:
         fd = open_file(path, flags)
         try:
             lock(fd)
-            if is_at(path, fd):  # else it was replaced or removed before it was locked
+            if is_at(path, fd):  # otherwise replaced or removed before it was locked
                 yield fd
                 return
         finally:
@@ -414,9 +414,9 @@ def locked_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int
 
 @contextmanager
 def waited_lock(path: Path) -> Iterator[None]:
-    """Hold the lock in this file, once others have released it; it blocks.
+    """Wait for the file's lock and hold it; this blocks the thread.
 
-    Raises TimeoutError if one of them, perhaps a stopped process, doesn't release it.
+    Raise TimeoutError if another process, perhaps a suspended one, doesn't release the lock.
     """
     with ExitStack() as stack:
         give_up = time.monotonic() + LOCK_SECONDS
@@ -432,21 +432,21 @@ def waited_lock(path: Path) -> Iterator[None]:
 
 
 LOCK_SECONDS = 30.0
-"""How long `waited_lock` waits; what is done under such locks takes a moment."""
+"""How long `waited_lock` waits; these locks are normally held only for a moment."""
 
 
 def lock(fd: int) -> None:
-    """Prevent others from locking this file until `unlock`; raises `BlockingIOError`."""
+    """Lock a file against others until `unlock`; raise `BlockingIOError` if it is locked."""
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def unlock(fd: int) -> None:
-    """Let others lock it."""
+    """Release a file's lock."""
     fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def is_at(path: Path, fd: int) -> bool:
-    """Whether the open file still has this name."""
+    """Return True if this path still names the open file."""
     try:
         there, mine = path.stat(), os.fstat(fd)
     except FileNotFoundError:
@@ -455,10 +455,10 @@ def is_at(path: Path, fd: int) -> bool:
 
 
 class ProcessLock:
-    """A lock held from `take` to `release`, or to the end of the process."""
+    """A lock held from `take` to `release`, or until the process ends."""
 
     def __init__(self, path: Path, *, of: Path, clock: Callable[[], datetime]) -> None:
-        """`path` is the lock's own file, `of` what it protects."""
+        """Create the lock; `path` is its own file, and `of` is what the lock protects."""
         self._path = path
         self._of = of
         self._clock = clock
@@ -467,16 +467,17 @@ class ProcessLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether this object holds it."""
+        """True while this object holds the lock."""
         return self._fd is not None
 
     def take(self) -> None:
-        """Take it, and create its folder if missing; raises `StoreLocked` naming the owner."""
+        """Take the lock, creating its folder if missing; raise `StoreLocked` if it is taken."""
         with self._guard:
             if self._fd is not None:
                 return
             make_folder(self._path.parent)
-            # A folder of models may be shared, and its locks with it.
+            # The owner isn't checked: a models folder may be shared by several users, with its
+            # locks.
             fd = _opened(self._path, self._path, os.O_RDWR | os.O_CREAT)
             try:
                 self._lock(fd)
@@ -502,10 +503,11 @@ class ProcessLock:
         }
 
     def release(self) -> None:
-        """Release it; without the lock this does nothing."""
+        """Release the lock; do nothing if it is not held."""
         with self._guard:
             if self._fd is not None:
-                # Emptied, not removed: whoever opened the file already must lock the same one.
+                # Emptied but not deleted: anyone who has already opened the file must lock the same
+                # one.
                 os.ftruncate(self._fd, 0)
                 os.close(self._fd)
                 self._fd = None
@@ -516,9 +518,9 @@ UPGRADE_SECONDS = 1.0
 
 
 def without_earlier(path: Path, *, of: Path) -> ExitStack:
-    """Keep earlier versions, which hold this lock while they run, from starting until it is closed.
+    """Keep earlier versions from starting until the returned lock is closed.
 
-    Raises `StoreLocked` while one of them runs.
+    Earlier versions hold this lock while they run. Raise `StoreLocked` while one is running.
     """
     held, give_up = ExitStack(), time.monotonic() + UPGRADE_SECONDS
     while True:
@@ -542,29 +544,29 @@ def _owner(card: bytes) -> str:
 
 
 NAME_LIMIT = 180
-"""Characters of a name before its suffix; file systems allow 255 bytes with it."""
+"""The most characters in a name before its suffix; file systems allow 255 bytes in all."""
 _READABLE = 100
 _LONG = "%%"
-"""Marks a shortened name: no percent-encoded name contains it."""
+"""Marks a shortened name; no percent-encoded name contains it."""
 
 
 _CAPITAL = re.compile(r"(?P<encoded>%[0-9A-F]{2})|[A-Z]")
 
 
 def file_name(name: str) -> str:
-    """A safe file name for any text, without a suffix.
+    """Return a safe file name, without a suffix, for any text.
 
-    No two texts get the same name, even on file systems that ignore case.
+    Two different texts never get the same name, even on file systems that ignore case.
     """
     former = former_file_name(name)
-    if _LONG in former:  # with its digest
+    if _LONG in former:  # shortened, with a digest
         return former
     encoded = _CAPITAL.sub(lambda m: m["encoded"] or f"%{ord(m[0]):02X}", former)
     return encoded if len(encoded) <= NAME_LIMIT else _shortened(former, name)
 
 
 def former_file_name(name: str) -> str:
-    """The name that earlier versions gave it."""
+    """Return the name that earlier versions gave to the file for this text."""
     encoded = quote(name.encode("utf-8", "surrogatepass"), safe="@").replace("~", "%7E")
     if encoded.startswith("."):
         encoded = "%2E" + encoded[1:]
@@ -577,7 +579,7 @@ def _shortened(encoded: str, name: str) -> str:
 
 
 def name_of(file: str) -> str | None:
-    """The text that a file name stands for; None if it was shortened."""
+    """Return the text that a file name was made from, or None if the name was shortened."""
     return None if _LONG in file else unquote(file, errors="surrogatepass")
 
 
@@ -590,21 +592,21 @@ def rename_former(folder: Path, suffix: str) -> None:
             continue
         present = file.with_name(file_name(name) + suffix)
         if not present.exists():
-            with suppress(FileNotFoundError):  # another thread was first
+            with suppress(FileNotFoundError):  # another thread has already done so
                 file.rename(present)
 
 
 def raise_open_files() -> int:
-    """Let this process open as many files as it can by itself; returns how many that is."""
+    """Raise this process's limit on open files as far as allowed, and return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(OSError, ValueError):  # macOS names no limit, and has one
+        with suppress(OSError, ValueError):  # macOS reports no limit but has one
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
     return MOST_OPEN_FILES if soft == resource.RLIM_INFINITY else min(soft, MOST_OPEN_FILES)
 
 
 def connection_limit() -> int:
-    """How many connections this process can serve, given the files it can open by itself."""
+    """Return how many connections this process can serve with its limit on open files."""
     return max(16, min(raise_open_files() - KEPT_FILES, MOST_CONNECTIONS))

@@ -1,4 +1,4 @@
-"""Pictures that come in: their headers are checked before anything decodes them."""
+"""Check the headers of incoming pictures before anything decodes them."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ from nanoloop.errors import PictureRefused
 MOST_PIXELS = 50_000_000
 """The pixel limit for a non-progressive JPEG, which is decoded directly to the smaller size."""
 _SHARE = {"image/png": 2, "image/gif": 2, "image/webp": 4}
-"""That limit is divided by this for other formats: their decoders take more memory."""
+"""For these formats the limit is divided by this number, because their decoders use more memory."""
 MOST_SIDE = 65_535
-"""The pixel limit for one side: each row takes memory too."""
+"""The most pixels on one side, because each row takes memory too."""
 MOST_SCANS = 500_000_000
-"""The limit on a JPEG's pixels times the number of passes its decoder makes over them."""
+"""The limit on a JPEG's pixels times its scans, each of which the decoder processes in full."""
 READ_SECONDS = 30.0
 SLOW = "it takes too long to read"
 _PARTS = 20_000
-"""How many parts of a file are scanned; a file with more is decoded to see what it holds."""
+"""How many parts of a file are scanned; a file with more parts is decoded instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a picture's header says."""
+    """The facts from a picture's header."""
 
     mime_type: str
     width: int
     height: int
     is_bare: bool
-    """Whether it holds one picture and nothing else: no location, no camera, no second file."""
+    """True if the file has one picture and nothing else: no location, no camera, no second file."""
     scans: int = 1
     is_progressive: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A picture that was checked."""
+    """A picture that has passed the check."""
 
     data: bytes
     mime_type: str
 
 
 async def checked(data: bytes, *, limiter: AbstractAsyncContextManager[None]) -> Picture:
-    """The picture, upright and without the camera's metadata; raises `PictureRefused`.
+    """Return the picture upright and without metadata; raise `PictureRefused`.
 
-    Without Pillow only its header is checked, and it stays unchanged.
+    Without Pillow, only the header is checked, and the picture is returned unchanged.
     """
     async with limiter:
         with anyio.move_on_after(READ_SECONDS):
-            # Nobody can stop the thread: what it may have to do is bounded by the header.
+            # The thread can't be stopped, so the header's limits bound its work.
             return await run_sync(_checked, data, abandon_on_cancel=True)
     raise PictureRefused(SLOW)
 
@@ -69,7 +69,7 @@ async def checked(data: bytes, *, limiter: AbstractAsyncContextManager[None]) ->
 def _checked(data: bytes) -> Picture:
     header = header_of(data)
     try:
-        # Loaded with the first picture, and an extra.
+        # Imported with the first picture, because Pillow is an extra.
         from nanoloop.pillow import cleaned  # noqa: PLC0415 - as above
     except ImportError:
         return Picture(data=data, mime_type=header.mime_type)
@@ -77,12 +77,12 @@ def _checked(data: bytes) -> Picture:
 
 
 def is_pillow_here() -> bool:
-    """Whether pictures can be decoded; if not, only their headers are checked."""
+    """Return True if pictures can be decoded; otherwise only their headers are checked."""
     return find_spec("PIL") is not None
 
 
 def header_of(data: bytes) -> Header:
-    """A picture's header; raises `PictureRefused` if its size is nonsense or too large."""
+    """Read a picture's header; raise `PictureRefused` if the size is invalid or too large."""
     try:
         header = next(read(data) for magic, read in _HEADERS.items() if data.startswith(magic))
     except (CutOff, IndexError, StopIteration):
@@ -164,7 +164,7 @@ def _jpeg(data: bytes) -> Header:
 
 
 def _is_harmless(marker: int, segment: bytes) -> bool:
-    """Whether it is plain JFIF (no thumbnail), Adobe's colour transform or a colour profile."""
+    """Return True for plain JFIF, Adobe's colour transform or a colour profile."""
     name = segment[2:]
     return (
         (marker == 0xE0 and name.startswith(b"JFIF\0") and len(segment) == 16)  # noqa: PLR2004
@@ -191,7 +191,7 @@ def _gif(data: bytes) -> Header:
 
 
 def _table(flags: int) -> int:
-    """The size in bytes of the colour table that follows."""
+    """Return the size of the colour table that follows, in bytes."""
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 
@@ -248,4 +248,4 @@ _HEADERS: Mapping[bytes, Callable[[bytes], Header]] = {
     b"RIFF": _webp,
 }
 TYPES = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp"))
-"""The picture types that the model can see."""
+"""The picture types that models can see."""

@@ -1,4 +1,4 @@
-"""Turns an inbound message into the entry that the log keeps: the text typed, and who said what."""
+"""Convert incoming messages to log entries, with the typed text and the speakers."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from nanoloop.session.speech import (
 )
 
 _SEEN = ("data:", "attachment:")
-"""Images that need no fetching; the last are ours, and sent as data."""
+"""Images that are not fetched from elsewhere: data URLs and our attachments, sent as data."""
 _KEPT = ("channel", "chat", "sender", "message_id", "reply_to", "account", "language")
 _TAKEN_BACK = "[took back an earlier message]"
 
 
 def entry_of(message: Inbound) -> Entry:
-    """The entry for a message: the message itself, or what the model is told about a change."""
+    """Return a message's log entry; for an edit or deletion, a note that tells the model."""
     return amendment(message) if amended_by(message) else user_entry(message)
 
 
 def user_entry(message: Inbound) -> Entry:
-    """The user's turn, with its origin and its speakers beside the text."""
+    """Return the user's turn, with its origin and speakers stored beside the text."""
     metadata: dict[str, Any] = {name: getattr(message, name) for name in _KEPT}
     metadata = {name: value for name, value in metadata.items() if value} | _speech(message)
-    if message.account == message.session_key:  # as it is where none is given
+    if message.account == message.session_key:  # the default when no account was given
         metadata.pop("account", None)
     if message.attachments:
         metadata[FILES] = [_known(attachment) for attachment in message.attachments]
@@ -55,7 +55,7 @@ def user_entry(message: Inbound) -> Entry:
         metadata["origin"] = message.origin
     if is_command(message):
         metadata["origin"] = COMMAND
-        if message.agent:  # a /new is for the same one
+        if message.agent:  # /new keeps this agent
             metadata["agent"] = message.agent
         if message.agents is not None:
             metadata["agents"] = [*message.agents]
@@ -64,7 +64,7 @@ def user_entry(message: Inbound) -> Entry:
 
 
 def _speech(message: Inbound, **more: str) -> dict[str, Any]:
-    """Who sent it and what others say in it; nothing for the plain message of an unnamed user."""
+    """Return the message's speakers and quotes; empty for a plain message of an unnamed user."""
     by = message.speaker or (Speaker(name=message.sender) if message.sender else None)
     speech: dict[str, Any] = dict(more)
     if by is not None:
@@ -75,7 +75,7 @@ def _speech(message: Inbound, **more: str) -> dict[str, Any]:
 
 
 def _when_heard(message: Inbound) -> dict[str, Any]:
-    """When the message is answered, together with which others, and in place of which."""
+    """Return the rules for when and how the message is answered, such as its delay."""
     told: dict[str, Any] = {AGAIN: ""} if message.again else {}
     if message.steers:
         told[STEERS] = True
@@ -87,18 +87,18 @@ def _when_heard(message: Inbound) -> dict[str, Any]:
 
 
 def is_command(message: Inbound) -> bool:
-    """Whether it is a command for the loop; a message edited into one is not."""
+    """Return True if the message is a command for the loop; a message edited into one is not."""
     is_changed = message.again or amended_by(message)
     return is_command_text(message.text) and not is_changed
 
 
 def amended_by(message: Inbound) -> str | None:
-    """The id of the message that this one edits or deletes; None for any other."""
+    """Return the id of the message that this one edits or deletes, or None."""
     return message.edits or message.deletes
 
 
 def amendment(message: Inbound) -> Entry:
-    """What the model is told about a message that was changed after it was answered."""
+    """Return the entry that tells the model about a change to a message already answered."""
     change, text = ("edit", message.text) if message.edits else ("retraction", _TAKEN_BACK)
     metadata: dict[str, Any] = {"channel": message.channel, "chat": message.chat}
     metadata |= {"origin": AMENDMENT, AMENDS: amended_by(message) or ""}
@@ -109,7 +109,7 @@ def amendment(message: Inbound) -> Entry:
 
 
 def inbound_of(entry: Entry, *, key: str | None = None) -> Inbound:
-    """Restore the message, as far as its answer needs it."""
+    """Restore a message from its entry, with everything that answering it needs."""
     kept = {name: entry.metadata.get(name) for name in _KEPT}
     return Inbound(
         channel=kept["channel"] or "",
@@ -139,7 +139,7 @@ def _content(message: Inbound) -> Any:
 
 def _known(attachment: Attachment) -> dict[str, Any]:
     facts = asdict(attachment)
-    # Its text is kept once, as a part of the message.
+    # The text is stored only once, as a part of the message.
     return {name: value for name, value in facts.items() if value is not None and name != "text"}
 
 
@@ -151,7 +151,7 @@ def _part(attachment: Attachment) -> dict[str, Any]:
 
 
 def _is_seen(ref: str) -> bool:
-    """Whether the model can see it, and its server may: not what only this network has."""
+    """Return True if the model's server may fetch the image; private addresses are refused."""
     if ref.startswith(_SEEN):
         return True
     try:

@@ -1,4 +1,4 @@
-"""Lanes: strictly serial per key, parallel across keys, bounded, gone when idle."""
+"""Lanes: strictly serial per key, parallel across keys, bounded, and removed when idle."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from nanoloop.errors import LaneFull
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 Then = Callable[[], Awaitable[None]]
-"""What a lane's task does once the lane is gone; the next item gets its own task."""
+"""Work for a lane's task after the lane is gone; the next item gets a task of its own."""
 
 
 class Lanes(Generic[K, T]):
-    """Passes each item to `handle`, one at a time and in order per key.
+    """Pass each item to `handle`, in order and one at a time per key.
 
-    `handle` must not raise: an exception ends every lane. What its last call returned is done in
-    the same task.
+    `handle` must not raise: an exception ends every lane. If its last call returns a function, the
+    same task calls the function after the lane has gone.
     """
 
     def __init__(
@@ -51,23 +51,23 @@ class Lanes(Generic[K, T]):
         return await self._group.__aexit__(*exc)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
-        """How many keys have work now."""
+        """Return how many keys have work."""
         return len(self._waiting)
 
     def waiting(self, key: K) -> int:
-        """How many items of this key wait behind the current one."""
+        """Return how many of this key's items wait behind the current one."""
         return len(self._waiting.get(key, ()))
 
     def items(self, key: K) -> list[T]:
-        """What waits in this lane behind the current item, in order."""
+        """Return the items waiting in this lane behind the current one, in order."""
         return list(self._waiting.get(key, ()))
 
     def is_busy(self, key: K) -> bool:
-        """Whether an item of this key is being handled or waits."""
+        """Return True if an item of this key is being handled or waiting."""
         return key in self._waiting
 
     def put_nowait(self, key: K, item: T, *, bounded: bool = True) -> None:
-        """Add an item to its lane; raises `LaneFull`, unless it was already counted elsewhere."""
+        """Add an item to its lane; raise `LaneFull` if the lane is full and `bounded` is set."""
         waiting = self._waiting.get(key)
         if waiting is None:
             self._open(key, item)
@@ -77,7 +77,7 @@ class Lanes(Generic[K, T]):
             waiting.append(item)
 
     async def work_here(self, key: K, item: T) -> None:
-        """Add an item, however many wait; if its lane is idle, do all its work in this task."""
+        """Add an item, however many wait; if the lane is idle, do its work in the calling task."""
         waiting = self._waiting.get(key)
         if waiting is not None:
             waiting.append(item)
@@ -95,7 +95,8 @@ class Lanes(Generic[K, T]):
         if self._group is None or self._group.cancel_scope.cancel_called:
             raise RuntimeError("lanes are open only inside `async with`")
         self._begin(key, item)
-        # A lane works for whoever runs the lanes, not for whoever was first to put something in.
+        # Run in the context of the lanes' owner, not of the caller who happens to add the first
+        # item.
         name = f"{self._name} {key}"
         self._context.run(partial(self._group.start_soon, self._work, key, name=name))
 
@@ -112,7 +113,7 @@ class Lanes(Generic[K, T]):
                 self._tell_of_room(key)
                 then = await self._handle(key, item)
         finally:
-            # No await between the last look and this: what comes later opens the lane anew.
+            # No await between the last check and this line, so that a later item opens a new lane.
             del self._waiting[key]
             self._tell_of_room(key)
             if not self._waiting:
@@ -126,7 +127,7 @@ class Lanes(Generic[K, T]):
             room.set()
 
     def take(self, key: K, wanted: Callable[[T], bool] = lambda _: True) -> list[T]:
-        """Remove and return the wanted items that wait in one lane, in order."""
+        """Remove the wanted items that wait in one lane, and return them in order."""
         taken = [item for item in self.items(key) if wanted(item)]
         for item in taken:
             self._waiting[key].remove(item)
@@ -134,13 +135,13 @@ class Lanes(Generic[K, T]):
         return taken
 
     def take_waiting(self) -> list[T]:
-        """Remove and return everything that is not being handled yet."""
+        """Remove and return all items that are not being handled yet."""
         taken = [item for waiting in self._waiting.values() for item in waiting]
         for waiting in self._waiting.values():
             waiting.clear()
         return taken
 
     async def idle(self) -> None:
-        """Wait until no key has work."""
+        """Wait until no key has any work."""
         while self._waiting:
             await self._idle.wait()

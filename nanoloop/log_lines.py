@@ -1,4 +1,4 @@
-"""Log lines: readable on a terminal, else JSON. The only file that knows structlog."""
+"""Log lines: readable on a terminal, JSON elsewhere. Only this module uses structlog."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Lines = FilteringBoundLogger
 
 
 def lines(style: Style, stream: TextIO) -> Lines:
-    """A logger that writes lines to this stream."""
+    """Return a logger that writes lines to this stream."""
     processors: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -37,9 +37,9 @@ def _renderer(style: Style, stream: TextIO) -> Processor:
         return structlog.processors.JSONRenderer()
     return structlog.dev.ConsoleRenderer(
         colors=terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb",
-        # Quoted, so that an id with a line break in it can't forge a line.
+        # Quoted, so that a line break in an id can't forge a log line.
         repr_native_str=True,
-        # structlog's own choice would draw local values, which may be message text.
+        # structlog's default would print local variables, which may contain message text.
         exception_formatter=plain_traceback,
         sort_keys=False,
     )

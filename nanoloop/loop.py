@@ -1,4 +1,4 @@
-"""The loop: stores messages in their chat's session before confirming them; start and stop."""
+"""The loop: it starts and stops, and stores each message before confirming it."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ if TYPE_CHECKING:
     from nanoloop.memory.recall import Recall
 
 FLUSH_SECONDS = 5
-"""How long a shutdown waits for outgoing messages."""
+"""How long a shutdown waits for outgoing messages to be sent."""
 
 
 class AgentLoop(Embedded):
-    """Takes messages from the bus and answers each chat in order, all chats in parallel."""
+    """Takes messages from the bus and answers each chat in order, and all chats in parallel."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class AgentLoop(Embedded):
         shutdown_turns_seconds: float = defaults.SHUTDOWN_TURNS_SECONDS,
         shutdown_summaries_seconds: float = defaults.SHUTDOWN_TURNS_SECONDS / 2,
     ) -> None:
-        """A provider may be given by name ("openai:gpt-5.4-mini"), or a store ("sqlite:bot.db").
+        """Create a loop; `provider` and `store` may be names (openai:gpt-5.4-mini, sqlite:bot.db).
 
-        Those given by name are created as settings would, and closed with the loop.
+        A named provider or store is created as the settings would, and closed with the loop.
         """
         made: list[Provider | Store] = []
         if isinstance(provider, str):
@@ -136,12 +136,12 @@ class AgentLoop(Embedded):
         )
         self._max_concurrent_turns = max_concurrent_turns
         self.turns = FairLimiter(max_concurrent_turns)
-        """Limits all concurrent turns, in chats and elsewhere."""
+        """Limits concurrent turns, both in chats and elsewhere."""
         self._shutdown_turns_seconds = shutdown_turns_seconds
         self._shutdown_summaries_seconds = shutdown_summaries_seconds
         buffer = {"buffer_limit": message_buffer_limit, "buffer_min": message_buffer_min}
         self.nodes = Nodes(self.sessions.store, patience_seconds=store_timeout_seconds)
-        """The processes that answer chats on this store, including this one."""
+        """All processes that answer chats from this store, including this one."""
         self._notices = Notices(
             self.bus, self.sentences, agents=self.agents, sessions=self.sessions
         )
@@ -182,18 +182,18 @@ class AgentLoop(Embedded):
 
     @property
     def recall(self) -> Recall | None:
-        """The search over earlier messages, if enabled."""
+        """The search over earlier messages, or None if recall is disabled."""
         return self._recall
 
     @property
     def lanes(self) -> int:
-        """How many chats are being answered or are waiting."""
+        """How many chats are being answered or waiting."""
         return len(self._chats)
 
     # Taking
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Answer until the bus is closed; then finish running work, up to the deadlines."""
+        """Answer messages until the bus is closed; then finish work within the deadlines."""
         async with AsyncExitStack() as stack:
             for part in (self.bus, self.summarizer, self._recall):
                 if part is not None:
@@ -204,7 +204,7 @@ class AgentLoop(Embedded):
                 task_status.started()
                 async for delivery in self.bus.deliveries():
                     await self._arrivals.take(delivery)
-                    await checkpoint()  # a burst must leave the chats their turn
+                    await checkpoint()  # a burst must not starve the chats
                 self._chats.watch_over(lambda _: False)
                 with anyio.move_on_after(self._shutdown_turns_seconds):
                     await self._arrivals.idle()
@@ -226,7 +226,7 @@ class AgentLoop(Embedded):
     def _busy(self, message: Inbound) -> str:
         return self._notices.text(message, "full")
 
-    # What commands need of it
+    # Needed by the commands
 
     @property
     def channels(self) -> Mapping[str, str]:
@@ -234,36 +234,36 @@ class AgentLoop(Embedded):
         return self.bus.states
 
     def stop(self, key: str) -> bool:
-        """Stop the turn in progress in this lane; False if there is none."""
+        """Stop the turn in progress in this lane; return False if there is none."""
         return self._chats.stop(key)
 
     async def stop_anywhere(self, key: str) -> bool:
-        """Like `stop`, but reaches a turn in another process too, after a short delay."""
+        """Like `stop`, but also reach a turn in another process, after a short delay."""
         return await self._chats.stop_anywhere(key)
 
     def waiting(self, key: str) -> int:
-        """How many messages are waiting in this lane."""
+        """Return how many messages are waiting in this lane."""
         return self._arrivals.waiting(key)
 
     def is_answering(self, key: str) -> bool:
-        """Whether a turn is in progress in this lane."""
+        """Return True if a turn is in progress in this lane."""
         return self._chats.is_answering(key)
 
     def is_busy(self, key: str) -> bool:
-        """Whether a message is being processed or waiting in this lane."""
+        """Return True if a message is being processed or waiting in this lane."""
         return self._chats.is_busy(key) or self._arrivals.is_busy(key)
 
     # After a restart
 
     async def recover(self) -> None:
-        """Resume what earlier processes left behind: messages, answers, unfinished summaries.
+        """Resume what earlier processes left unfinished: messages, answers and summaries.
 
-        From now on, also resume the work of other processes that end while this one runs.
+        From now on, also take over the work of other processes that end while this one runs.
         """
         await self._recover(lambda _: True)
 
     async def recover_chat(self, key: str) -> None:
-        """The same for one chat."""
+        """Like `recover`, but for one chat only."""
         await self.sessions.current_id(key)
         await self.sessions.finish_all_erasing()
         await self._recover(lambda session_id: session_id == self.sessions.known_id(key))
@@ -275,30 +275,30 @@ class AgentLoop(Embedded):
 
 
 def _nobody(_: str) -> None:
-    """Do nothing: no index takes the entries that left a window."""
+    """Do nothing, because there is no index to update."""
 
 
 WAITING_BYTES = 1_000_000
-"""How many bytes of messages may wait in one chat."""
+"""The limit on the bytes of messages that may wait in one chat."""
 INTERRUPTED = "interrupted before it finished: a message was changed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """The outcome of an incoming message."""
+    """The outcome of accepting a message."""
 
     session: Session
     outcome: Outcome = "kept"
     begun: Begun | None = None
-    """The question it became, if nothing else was owed."""
+    """The question that the message became, if no other work came first."""
     ends_turn: bool = False
-    """Whether it changed the question being answered."""
+    """True if the message changed the question being answered."""
     stops: str | None = None
     """The id of the question whose turn should be stopped."""
 
 
 class Arrivals:
-    """Takes messages into their sessions, one at a time and in order per chat."""
+    """Accepts messages into their sessions, in order and one at a time per chat."""
 
     def __init__(
         self,
@@ -331,43 +331,43 @@ class Arrivals:
         return await self._stack.__aexit__(*exc)  # type: ignore[arg-type]
 
     def waiting(self, key: str) -> int:
-        """How many of this chat's messages are waiting, in its session or on their way to it."""
+        """Return how many of a chat's messages wait, in its session or on their way to it."""
         session = self._sessions.known(key)
         return self._arrivals.waiting(key) + (
             0 if session is None else len(messages_among(session.waiting))
         )
 
     def is_busy(self, key: str) -> bool:
-        """Whether a message for this chat is still on its way to its session."""
+        """Return True if a message for this chat has not reached its session yet."""
         return self._arrivals.is_busy(key)
 
     async def idle(self) -> None:
-        """Wait until everything that arrived has been accepted and answered."""
+        """Wait until all messages have been accepted and answered."""
         await self._arrivals.idle()
         await self._chats.idle()
         await self._asides.idle()
 
     async def finish(self) -> None:
-        """Make the messages durable that have not been accepted yet."""
+        """Store the messages that have not been accepted yet."""
         for delivery in self._arrivals.take_waiting():
             message = delivery.message
             try:
                 arrival = await self._kept(message, entry_of(message))
             except NanoloopError as error:
-                if is_away(error):  # for all others too: nobody waits for it once for each
+                if is_away(error):  # unavailable for all messages: don't wait for each one
                     break
             else:
                 await delivery.ack(arrival.outcome)
 
     async def take(self, delivery: Delivery) -> None:
-        """Queue a message, without waiting."""
+        """Queue a message without waiting."""
         message = self._with_own_agent(delivery.message)
         if message is not delivery.message:
             delivery = replace(delivery, message=message)
         key = message.session_key
         try:
             if is_command(message) and self._commands.is_at_once(message.text):
-                # /stop waits for no other command, which may take long.
+                # /stop must not wait for other commands, which may take long.
                 lane = f"{key} stop" if message.text.split()[:1] == ["/stop"] else key
                 self._asides.put_nowait(lane, delivery)
             else:
@@ -379,7 +379,7 @@ class Arrivals:
             announce(MessageAccepted(key=key, message_id=name, waiting=waiting))
 
     def _with_own_agent(self, message: Inbound) -> Inbound:
-        """The message, without its choice of agent if its sender may not choose that one."""
+        """Return the message without its choice of agent if the sender may not use that agent."""
         if message.agent is None or message.agents is None:
             return message
         choice = message.agents or (self._parts.agents.default.name,)
@@ -394,7 +394,7 @@ class Arrivals:
         await self._notices.say(message, "busy")
 
     async def _answer_aside(self, _: str, delivery: Delivery) -> None:
-        """Answer commands that only read, without waiting for anything else."""
+        """Run a command that only reads, without waiting for anything else."""
         try:
             text = await self._commands.answer(delivery.message)
         except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
@@ -412,7 +412,7 @@ class Arrivals:
         try:
             arrival = await self._kept_in_the_end(delivery)
         except (SessionDamaged, NotReadable) as unreadable:
-            if is_command(delivery.message):  # /new is the way out
+            if is_command(delivery.message):  # /new lets the user continue
                 await self._answer_aside(key, delivery)
             else:
                 await self._fail(delivery, unreadable)
@@ -439,7 +439,7 @@ class Arrivals:
         return partial(self._chats.work_here, key, arrival.session.id)
 
     async def _kept_in_the_end(self, delivery: Delivery) -> Arrival:
-        """Store a message, however long the store is down; the chat is told once."""
+        """Store a message, however long the store is down; the chat is told only once."""
         message = delivery.message
         key, entry = message.session_key, entry_of(message)
         while True:
@@ -456,14 +456,14 @@ class Arrivals:
                 return arrival
 
     async def _kept(self, message: Inbound, entry: Entry) -> Arrival:
-        """Store a message in its chat's session; it is durable when this returns."""
+        """Store a message in its chat's session; the message is durable on return."""
         changed = amended_by(message)
         while True:
-            with suppress(SessionNotFound):  # deleted by another process: the chat begins anew
+            with suppress(SessionNotFound):  # deleted by another process: start a new session
                 session = await self._sessions.current(message.session_key, agent=message.agent)
                 if session.by != self._parts.nodes.me:
                     await self._parts.nodes.ask_after(session.by)
-                # What is owed is known: no read between a message and its change.
+                # Questions still unanswered are in memory, so those need no read from the store.
                 is_known = changed is not None and (
                     _is_owed(session, changed) or await self._is_there(message, changed)
                 )
@@ -481,7 +481,7 @@ class Arrivals:
         entry: Entry,
         act: Callable[[Session], Arrival | None],
     ) -> Arrival | None:
-        """The message's outcome in this session; None if its chat has moved on."""
+        """Return the message's outcome in this session, or None if the chat has moved on."""
         with suppress(AlreadyHeard):
             arrival = await self._sessions.take(session, entry, act)
             is_full = arrival is not None and arrival.outcome == "full"
@@ -490,13 +490,13 @@ class Arrivals:
         return Arrival(session=session, outcome="repeated")
 
     async def _is_there(self, message: Inbound, message_id: str) -> bool:
-        """Whether that message was accepted in the same chat, and not erased since."""
+        """Return True if the message was accepted in the same chat and not erased since."""
         if not await self._has_heard(message, message_id):
             return False
         return not await self._has_heard(message, erased_name(message_id))
 
     async def _has_heard(self, message: Inbound, message_id: str | None) -> bool:
-        """Whether a message with this id was already accepted in the same chat."""
+        """Return True if a message with this id was already accepted in the same chat."""
         if message_id is None:
             return False
         return await self._sessions.store.has_heard(message.session_key, message_id)
@@ -504,9 +504,9 @@ class Arrivals:
     def _take_in(
         self, session: Session, *, message: Inbound, entry: Entry, is_known: bool
     ) -> Arrival | None:
-        """Add a message to the session; None if its chat has moved on.
+        """Add a message to the session; return None if its chat has moved on.
 
-        `is_known` says whether the message that it changes was accepted.
+        `is_known` is True if the message that this one edits or deletes had been accepted.
         """
         if session.moved:
             return None
@@ -519,7 +519,7 @@ class Arrivals:
         return self._queue(session, message, entry)
 
     def _queue(self, session: Session, message: Inbound, entry: Entry) -> Arrival:
-        """Queue a message for its turn, which begins at once if nothing else is owed."""
+        """Queue a message, or make it the current question at once if nothing else is pending."""
         is_next = self._chats.is_free(session) and not message.early_seconds
         waits = is_command(message) or not is_next
         if waits and not self._has_room(session, entry):
@@ -534,7 +534,7 @@ class Arrivals:
         return Arrival(session=session, begun=self._parts.begin(session, entry))
 
     def _amend(self, session: Session, message: Inbound, told: Entry, *, is_known: bool) -> Arrival:
-        """Change a waiting or current question; for anything older, tell the model."""
+        """Change a waiting or current question; for an older message, tell the model instead."""
         name, begun, ends_turn = amended_by(message) or "", None, False
         if not is_known:
             return Arrival(session=session)
@@ -543,15 +543,15 @@ class Arrivals:
         if not session.amend_held(name, None if message.deletes else message.text):
             question = session.entry_at(session.awaiting)
             ends_turn = question is not None and message_id_of(question) == name
-            if message.origin == "system":  # nobody waits for it; nobody has taken it back
+            if message.origin == "system":  # its caller has left; the user has not withdrawn it
                 return self._give_up(session, message) if ends_turn else Arrival(session=session)
             if question is None or not ends_turn:
                 session.add_entry(told)
-            elif not _take_back(session):  # what was done for it must not be forgotten
+            elif not _take_back(session):  # finished work must stay in the log
                 close_calls(session, INTERRUPTED)
                 session.add_entry(told)
                 session.awaiting = 0 if message.deletes else session.awaiting
-                session.claim(self._parts.nodes.me)  # the turn going on is over, wherever it runs
+                session.claim(self._parts.nodes.me)  # ends the running turn, in whichever process
             elif not message.deletes:
                 again = replace(reworded(question, message.text), id=told.id)
                 begun = self._parts.begin(session, again)
@@ -581,7 +581,7 @@ class Arrivals:
 
 
 def _again_in(session: Session, entry: Entry) -> Entry:
-    """The message that repeats this session's last question; raises `NotPossible`."""
+    """Return the message as a repeat of the last question; raise `NotPossible` if there is none."""
     known = (*session.entries_between(0, session.last_seq), *session.waiting)
     again = asked_again(entry, known)
     if again is None:
@@ -590,23 +590,23 @@ def _again_in(session: Session, entry: Entry) -> Entry:
 
 
 def _is_owed(session: Session, message_id: str) -> bool:
-    """Whether a message with this id is waiting in the session or being answered."""
+    """Return True if a message with this id is waiting in the session or being answered."""
     asked = session.entry_at(session.awaiting)
     owed = session.waiting if asked is None else (*session.waiting, asked)
     return message_id in map(message_id_of, owed)
 
 
 def _hears(session: Session, message: Inbound) -> bool:
-    """Mark the message as heard in the next commit; False if it already is."""
+    """Mark the message as received in the next commit; return False if it already is."""
     name = message.message_id
-    # A change may come under the name of what it changes.
+    # An edit may have the same id as the message that it changes.
     if name is None or name == amended_by(message):
         return True
     return session.hear(message.session_key, name)
 
 
 def _tried_before(session: Session, entry: Entry) -> Arrival | None:
-    """The outcome for a message that was accepted, but could not be made durable."""
+    """Return the outcome for a message that was accepted before, but not yet stored."""
     newest = session.newest
     if newest is not None and newest.id == entry.id:
         is_asked = newest.seq == session.awaiting
@@ -618,17 +618,17 @@ def _tried_before(session: Session, entry: Entry) -> Arrival | None:
 
 
 def _size(entry: Entry) -> int:
-    """The approximate size of a message in bytes."""
+    """Return the approximate size of a message in bytes."""
     return len(str(entry.content).encode()) + len(other_words(entry).encode())
 
 
 def _take_back(session: Session) -> bool:
-    """Withdraw the current question; False if anything has been added since."""
+    """Withdraw the current question; return False if anything has been added since."""
     if session.awaiting != session.last_seq:
         return False
     try:
         session.undo()
-    except HistoryNotLoaded:  # all before it has left the window
+    except HistoryNotLoaded:  # the rest has left the window
         return False
     session.awaiting = 0
     return True

@@ -1,4 +1,4 @@
-"""What crosses the bus: an incoming message, an outgoing answer."""
+"""The messages that cross the bus: incoming messages and outgoing answers."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """A file that came with a message: stored by reference, never by content."""
+    """A file that was sent with a message, stored by reference rather than by content."""
 
     kind: str
     """`image`, `audio`, `video` or `file`."""
     ref: str
-    """Its place: a URL, a path or the platform's own id."""
+    """The file's location: a URL, a path or the platform's own id."""
     name: str | None = None
     mime_type: str | None = None
     size: int | None = None
-    """Bytes, when known."""
+    """The size in bytes, if known."""
     text: str | None = None
-    """What the model reads of it, if it is a text: stored with the message."""
+    """The file's text for the model, if it is a text file; stored with the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speaker:
-    """Someone who said something."""
+    """A person or bot that said something."""
 
     name: str = ""
-    """The name that others see; anyone may choose any name."""
+    """The displayed name, which anyone may choose freely."""
     id: str = ""
-    """The platform's own id, which nobody can choose freely: it alone tells people apart."""
+    """The platform's id. Only this identifies a person, because nobody can choose it freely."""
     platform: str = ""
-    """Where that id is from; by default the channel."""
+    """The platform that the id belongs to; by default the channel."""
     is_me: bool = False
-    """Whether it is the bot itself."""
+    """True if the speaker is the bot itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
-    """What someone else said, in a message of its sender."""
+    """Another person's words inside a message."""
 
     text: str
     speaker: Speaker | None = None
-    """Who said it, if the platform says so."""
+    """The person quoted, if the platform tells."""
     kind: Literal["quote", "forward", "overheard"] = "quote"
-    """Quoted or forwarded by the sender, or said in the same chat before."""
+    """Quoted or forwarded by the sender, or said earlier in the same chat."""
     files: tuple[str, ...] = ()
-    """The kinds of the files that came with it, which are not kept."""
+    """The kinds of files that were attached to the quote; the files are not stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inbound:
-    """One message from one chat."""
+    """A message from a chat."""
 
     channel: str
-    """The channel that it came from and its answer goes to."""
+    """The channel that the message came from, which also gets the answer."""
     chat: str
     """The chat within the channel."""
     text: str
@@ -70,102 +70,107 @@ class Inbound:
     sender: str = ""
     """The sender's name."""
     speaker: Speaker | None = None
-    """The sender, for a channel that tells people apart by an id."""
+    """The sender, in channels that identify people by an id."""
     quotes: tuple[Quote, ...] = ()
-    """What others said in it or before it, oldest first."""
+    """Other people's words quoted in the message or said before it, oldest first."""
     message_id: str | None = None
-    """The channel's own id: the same id in the same session is answered once."""
+    """The channel's id for the message; the same id in the same session is answered once."""
     attachments: tuple[Attachment, ...] = ()
     reply_to: str | None = None
-    """The id of the message that this one answers."""
+    """The id of the message that this one replies to."""
     origin: Literal["user", "system"] = "user"
-    """`system`: a background job reports back; stored as a user turn marked with its sender."""
+    """`system` marks a report from a background job, stored as a user turn with its sender."""
     group: bool = False
-    """Whether several people talk in this chat: the model is then told who said what."""
+    """True if several people talk in the chat; the model is then told who said what."""
     key: str | None = None
-    """The lane and session to use instead of channel and chat."""
+    """The lane and session to use instead of those for the channel and chat."""
     agent: str | None = None
     """The agent for a session that has none yet."""
     agents: tuple[str, ...] | None = None
-    """The agents that its sender may choose: any by default, with () only the loop's default."""
+    """The agents that the sender may choose: any by default, and only the default agent for ()."""
     language: Language | None = None
-    """The language of what the loop tells this chat, if its agent has none."""
+    """The language of the loop's own messages to this chat, if the agent has none."""
     edits: str | None = None
-    """The id of an earlier message whose text is now `text`; nothing new is asked."""
+    """The id of an earlier message whose text is now `text`; no new question is asked."""
     deletes: str | None = None
     """The id of an earlier message that was deleted."""
     again: bool = False
-    """Whether it asks the previous message again: that exchange is taken back as this one begins,
-    and if this message has no words, it has those of the previous one."""
+    """Ask the previous question again. The earlier exchange is undone when this one begins; a
+    message without text reuses the previous question's text.
+    """
     burst_seconds: float = 0
-    """Other messages within this time are answered together with it."""
+    """Other messages that arrive within this time are answered together with this one."""
     steers: bool = False
-    """Whether it is added to a turn in progress, at its next step, instead of waiting."""
+    """Add the message to a turn in progress at the next step, instead of letting it wait."""
     not_before: datetime | None = None
-    """The earliest time at which it may be answered; until then it waits."""
+    """The earliest time at which the message may be answered."""
     account: str = ""
-    """The owner whose share it uses: a token's, a person's, a group's. By default, its chat's."""
+    """The owner whose share the message uses, such as a token, person or group; by default the
+    chat.
+    """
     time: datetime = field(default_factory=_now)
 
     def __post_init__(self) -> None:
-        # Here, where the sender of a wrong one hears of it: the loop serves all the others too.
+        # Checked here, so that the error reaches the sender; the loop serves everyone else too.
         if not isinstance(self.text, str):
             raise TypeError(f"a message's text is {type(self.text).__name__}: pass a str")
 
     @property
     def session_key(self) -> str:
-        """The key of the lane that this message waits in."""
+        """The key of the message's lane."""
         return self.key or f"{self.channel}:{self.chat}"
 
     @property
     def early_seconds(self) -> float:
-        """How long it must wait before it may be answered."""
+        """The seconds left until the message may be answered."""
         return max(0.0, (self.not_before - _now()).total_seconds()) if self.not_before else 0
 
     @property
     def owner(self) -> str:
-        """The owner that waits while others have their turn."""
+        """The owner used to share capacity fairly."""
         return self.account or self.session_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outbound:
-    """One whole text for one chat."""
+    """A complete text for one chat."""
 
     channel: str
     chat: str
     text: str
     kind: Literal["answer", "notice", "error"] = "answer"
-    """An answer of the model, a notice of the loop, or an apology."""
+    """An answer from the model, a notice from the loop, or an apology."""
     reply_to: str | None = None
-    """The id of the message that this one answers."""
+    """The id of the message that this text replies to."""
     session_id: str | None = None
     incident: str | None = None
-    """For an apology, the id by which the operator finds out what happened."""
+    """The id under which the operator finds the failure that an apology reports."""
     id: str | None = None
-    """Its own name, unchanged on a repeat: platforms with such ids show it only once."""
+    """The text's id, which stays the same if it is sent again; some platforms then show it only
+    once.
+    """
 
 
 Outcome = Literal["kept", "repeated", "full", "failed"]
-"""What became of an incoming message.
+"""The outcome of an incoming message.
 
-It is durable or answered, it already was, or its chat was told why it was refused: too much is
-waiting there, or it could not be stored.
+"kept": durable or answered. "repeated": already accepted before. "full" and "failed": the chat was
+told that too many messages wait, or that storing failed.
 """
 
 
 class Ack(Protocol):
-    """Tells the bus that a message is durable elsewhere, or was refused."""
+    """A callback that tells the bus that a message is durable elsewhere, or was refused."""
 
     async def __call__(self, outcome: Outcome = "kept") -> None:
-        """Let the bus forget the message, which had this outcome."""
+        """Let the bus drop the message, which had this outcome."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """A message taken from the bus; it leaves the bus only when it is acknowledged."""
+    """A message taken from the bus, which keeps it until it is acknowledged."""
 
     message: Inbound
     ack: Ack
-    """Call it when the message is durable elsewhere, or was refused and its sender told."""
+    """Call this once the message is durable elsewhere, or was refused and the sender told."""

@@ -1,4 +1,4 @@
-"""Which processes answer chats on one store: each sends a heartbeat every two seconds."""
+"""The processes that answer chats from one store, each with a heartbeat every two seconds."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ from nanoloop.protocols import Node, Store
 
 BEAT_SECONDS = 2.0
 LOOK_SECONDS = 0.5
-"""The time between two checks of what other processes wrote, while there are any."""
+"""The interval between checks for other processes' changes, while there are any."""
 SURE_SECONDS = NODE_SECONDS - 1
-"""For this long after a confirmed beat, no other process considers this one dead."""
+"""How long after a confirmed heartbeat no other process can consider this one dead."""
 AGAIN_SECONDS = 0.1
-"""The time before an unconfirmed beat is repeated while someone is waiting for it."""
+"""The delay before an unconfirmed heartbeat is repeated while a caller waits for it."""
 LEAVE_SECONDS = 2.0
 GONE_LIMIT = 10_000
 """How many dead processes are remembered."""
 
 
 class Nodes:
-    """This process and the other live ones, as the store knows them."""
+    """This process and the other living ones, as the store knows them."""
 
     def __init__(self, store: Store, *, patience_seconds: float = STORE_TIMEOUT_SECONDS) -> None:
         self._patience_seconds = patience_seconds
         self.me = token_urlsafe(6)
-        """The name of this process, for this run only."""
+        """The name of this process, new for each run."""
         self._store = store
         self._others: dict[str, float] = {}
-        """The other live processes, and the age of their last heartbeat at the last check."""
+        """The other living processes, with their last heartbeat's age at the last check."""
         self._gone: BoundedDict[str, None] = BoundedDict(GONE_LIMIT)
         self._wanted: frozenset[str] = frozenset()
         self._held: frozenset[str] = frozenset()
         self._uses: dict[str, anyio.CancelScope] = {}
-        """The work that uses each account that this process has to itself."""
+        """The cancel scopes of the work for each account that only this process may use."""
         self._looked_at = _now() - NODE_SECONDS
         self.lapses = 0
-        """How often it was silent for so long that another may have considered it dead."""
+        """How often this process was silent long enough for another to consider it dead."""
         self._beating = anyio.Lock()
         self._has_left = False
         self._group: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
-        with suppress(StoreError):  # away just now: the next beat will tell
+        with suppress(StoreError):  # unavailable now: the next beat tries again
             await self.beat()
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
-        # A task of its own: nothing that a chat waits for keeps it from its beat.
+        # A separate task, so that a waiting chat can't delay the heartbeat.
         self._group.start_soon(self._keep_beating, name="beat")
         return self
 
@@ -70,8 +70,8 @@ class Nodes:
             return await self._group.__aexit__(*exc)  # type: ignore[arg-type]
         finally:
             with anyio.move_on_after(LEAVE_SECONDS, shield=True), suppress(StoreError):
-                async with self._beating:  # no beat may come behind this
-                    await self._store.leave(self.me)  # what it owes is taken over at once
+                async with self._beating:  # no beat may follow
+                    await self._store.leave(self.me)  # others take over its work at once
 
     async def _keep_beating(self) -> None:
         while True:
@@ -80,12 +80,13 @@ class Nodes:
                 await self.beat()
 
     async def beat(self) -> None:
-        """Send a heartbeat, and learn which others are alive; raises `StoreError`."""
+        """Send a heartbeat, and learn which other processes are alive; raise `StoreError`."""
         asked_at = _now()
         async with self._beating:
-            if self._looked_at > asked_at or self._has_left:  # another did while this one waited
+            if self._looked_at > asked_at or self._has_left:  # another caller sent one meanwhile
                 return
-            # Counted from before the store heard of it, so that nobody counts from earlier.
+            # Measured from before the store receives it, so that no other process counts from
+            # earlier.
             now = _now()
             mine = Node(id=self.me, place=PLACE, pid=os.getpid(), holds=self._wanted)
             rows = await self._told(mine)
@@ -96,7 +97,7 @@ class Nodes:
             self._note(rows, dead, now)
 
     async def _told(self, mine: Node) -> Sequence[Node]:
-        # To its end, in a thread say: cancelled, it would still be written, and that much later.
+        # Not cancelled: a write in a thread would still happen, only later.
         with anyio.move_on_after(SURE_SECONDS, shield=True):
             return await self._store.beat(mine)
         raise StoreError("the store does not answer")
@@ -113,31 +114,31 @@ class Nodes:
         for name in {*self._others, *dead} - living.keys():
             self._gone[name] = None
         self._others, self._looked_at = living, now
-        for account in self._uses.keys() - self._held:  # this process was taken for dead
+        for account in self._uses.keys() - self._held:  # this process was considered dead
             self._uses[account].cancel()
 
     @property
     def held(self) -> frozenset[str]:
-        """The chat platform accounts that this process has to itself."""
+        """The chat platform accounts that only this process may use."""
         return self._held
 
-    # Who lives
+    # Living processes
 
     @property
     def living(self) -> frozenset[str]:
-        """The other live processes, as far as is known."""
+        """The other processes that are alive, as far as this one knows."""
         return frozenset(name for name in self._others if self._lives(name))
 
     @property
     def look_seconds(self) -> float:
-        """How long to wait until the next check of what others wrote.
+        """The delay before the next check for other processes' changes.
 
-        A process on its own has nothing to check until another has sent a heartbeat.
+        A process on its own has nothing to check until another one sends a heartbeat.
         """
         return LOOK_SECONDS if self.living else BEAT_SECONDS
 
     def is_other(self, name: str) -> bool:
-        """Whether another process of this name may be alive; an unknown one may be."""
+        """Return True if this is another process that may be alive; an unknown one may be."""
         if not name or name == self.me:
             return False
         return self._lives(name) if name in self._others else name not in self._gone
@@ -146,7 +147,7 @@ class Nodes:
         return self._others[name] + _now() - self._looked_at < NODE_SECONDS
 
     async def ask_after(self, *names: str) -> None:
-        """Find out whether these are alive, if that isn't known; raises `StoreError`."""
+        """Find out which of these processes are alive, if that is unknown; raise `StoreError`."""
         known = ("", self.me)
         names = tuple(name for name in names if name not in known)
         if unknown := {n for n in names if n not in self._others and n not in self._gone}:
@@ -155,28 +156,31 @@ class Nodes:
                 self._gone[name] = None
 
     async def _beat_patiently(self) -> None:
-        """Send a heartbeat, retrying until a store counts as unavailable; raises `StoreError`."""
+        """Send a heartbeat, retrying until the store counts as unavailable; raise `StoreError`."""
         left = self._patience_seconds
         while True:
             began = _now()
             try:
                 return await self.beat()
             except StoreError:
-                # It takes no longer than this, unless the whole process was stopped meanwhile.
+                # It takes no longer than this, unless the whole process was suspended meanwhile.
                 left -= min(_now() - began, SURE_SECONDS) + AGAIN_SECONDS
                 if left <= 0:
                     raise
                 await anyio.sleep(AGAIN_SECONDS)
 
     def is_sure(self, since: int) -> bool:
-        """Whether no other process can have considered this one dead since `lapses` was `since`."""
+        """Return True if no other process can have considered this one dead since then.
+
+        `since` is the number of `lapses` at that time.
+        """
         return self.lapses == since and self._is_sure
 
     @property
     def _is_sure(self) -> bool:
         return _now() - self._looked_at < SURE_SECONDS
 
-    # What only one may use
+    # Exclusive accounts
 
     async def holding(
         self,
@@ -185,10 +189,11 @@ class Nodes:
         *,
         waits: Callable[[bool], object],
     ) -> None:
-        """Run this while no other process has this chat platform account.
+        """Run this work while no other process uses the chat platform account.
 
-        `waits` is called with whether it has to wait, each time that changes. If this process was
-        considered dead and another one has the account now, the work is stopped and waits again.
+        `waits` is called with True when the work has to wait, and with False when it can start. If
+        another process has taken the account, because this one was considered dead, the work is
+        cancelled and waits again.
         """
         while True:
             is_waiting = False
@@ -209,7 +214,7 @@ class Nodes:
 
     async def _has(self, account: str) -> bool:
         self._wanted |= {account}
-        with suppress(StoreError):  # away: nobody knows who has it
+        with suppress(StoreError):  # unavailable: the owner is unknown
             await self.beat()
             if account in self._held:
                 return True
@@ -218,13 +223,13 @@ class Nodes:
 
 
 def _now() -> float:
-    """A clock that also runs while the machine sleeps, if there is one."""
+    """Return the time of a clock that also runs while the machine sleeps, if there is one."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
 
 def _place() -> str:
-    """The place in which a process id means one process: this boot, this pid namespace."""
+    """Return the place in which a process id is unique: this boot and this pid namespace."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip())
@@ -236,19 +241,19 @@ PLACE = _place()
 
 
 def is_dead(node: Node) -> bool:
-    """Whether it is a process in this place that has ended, whatever its last heartbeat."""
+    """Return True for a process of this place that has ended, whatever its last heartbeat."""
     return node.place == PLACE and not is_there(node.pid)
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process in this place has this id and has not ended."""
+    """Return True if a process with this id runs in this place."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # somebody else's
+    except OSError:  # another user's process
         return True
-    with suppress(OSError):  # ended, and nobody has asked how
+    with suppress(OSError):  # ended, but not yet reaped
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
         return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
     return True

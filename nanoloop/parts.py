@@ -1,4 +1,4 @@
-"""The parts of a program, made from its settings."""
+"""Build the program's parts from its settings."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ if TYPE_CHECKING:
 
 INPUT_HISTORY = "input_history"
 ATTACHMENTS = "attachments"
-"""The folder of uploaded files within the data folder."""
+"""The folder for uploaded files inside the data folder."""
 
 
 def make_store(settings: Settings, *, read_only: bool = False) -> Store:
-    """The configured store; uploads are deleted with what is erased there."""
+    """Return the configured store, wrapped to delete uploads with the data that refers to them."""
     store = open_store(settings, read_only=read_only)
     is_kept = settings.store.url != "memory:"
     return cast("Store", Forgetting(store, make_attachments(settings), is_kept=is_kept))
 
 
 def open_store(settings: Settings, *, url: str | None = None, read_only: bool = False) -> Store:
-    """The configured store, or one at another URL with all other settings unchanged."""
+    """Open the configured store, or one at another URL with the same settings."""
     opening = Opening(
         data=settings.data,
         durability=settings.store.durability,
@@ -85,7 +85,7 @@ def open_store(settings: Settings, *, url: str | None = None, read_only: bool = 
 
 
 def make_installation(settings: Settings) -> Installation | None:
-    """What the data folder knows about the configured store; None if that is in memory."""
+    """Return the data folder's record of its store; None for a store in memory."""
     url = settings.store.url or default_url(settings.data)
     if url == "memory:":
         return None
@@ -94,39 +94,39 @@ def make_installation(settings: Settings) -> Installation | None:
 
 
 def make_seal(settings: Settings) -> Seal | None:
-    """What encrypts the store, if these settings have a key."""
+    """Return the encryption for the store, or None without a key in the settings."""
     if settings.store.encryption_key is None:
         return None
-    from nanoloop.stores.encryption import KeySeal  # noqa: PLC0415 - an extra of its own
+    from nanoloop.stores.encryption import KeySeal  # noqa: PLC0415 - a separate extra
 
     return KeySeal(settings.store.encryption_key.get_secret_value())
 
 
 def make_folder_sealing(settings: Settings) -> FolderSealing:
-    """What encrypts uploads; raises `NotReadable` if they are encrypted with another key."""
+    """Return the encryption for uploads; raise `NotReadable` if another key encrypted them."""
     return FolderSealing(settings.data / ATTACHMENTS, make_seal(settings))
 
 
 def make_attachments(settings: Settings) -> Attachments:
-    """Where uploaded files are kept; raises `NotReadable` as above."""
-    web = settings.channels.of_plugins.get("web")  # its setting holds for all channels' uploads
+    """Return the folder of uploads; raise `NotReadable` like `make_folder_sealing`."""
+    web = settings.channels.of_plugins.get("web")  # its setting applies to all channels' uploads
     limit = getattr(web, "uploads_bytes", UPLOADS_BYTES)
     folder = settings.data / ATTACHMENTS
     return Attachments(folder, limit_bytes=limit, sealing=make_folder_sealing(settings))
 
 
 def recall_file(settings: Settings) -> Path:
-    """Where the search index is, if there is one."""
+    """Return the path of the search index, which may not exist."""
     return settings.data / "recall.sqlite"
 
 
 def input_history(settings: Settings) -> Path | None:
-    """Where the terminal keeps what was typed; None beside an encrypted store: nowhere."""
+    """Return the file for the terminal's input history, or None if the store is encrypted."""
     return settings.data / INPUT_HISTORY if settings.store.encryption_key is None else None
 
 
 def former_files(settings: Settings) -> list[Path]:
-    """Files of the data folder with words in plain text that these settings don't keep there."""
+    """Return plaintext files in the data folder that these settings no longer use."""
     if settings.store.url == "memory:":
         return []
     is_sealed = settings.store.encryption_key is not None
@@ -135,11 +135,11 @@ def former_files(settings: Settings) -> list[Path]:
 
 
 def remove_plain_words(settings: Settings) -> list[Path]:
-    """Remove words in plain text beside an encrypted store, while nothing else writes there.
+    """Delete plaintext files beside an encrypted store, while no process writes there.
 
-    Returns the files that still have some.
+    Return the files that still contain some.
     """
-    # Only who seals one needs what reads them.
+    # Imported here, because only encrypting a store needs it.
     from nanoloop.channels.kit.drafts import NOTES, rewrite_notes  # noqa: PLC0415 - as above
 
     for file in former_files(settings):
@@ -150,15 +150,15 @@ def remove_plain_words(settings: Settings) -> list[Path]:
 
 
 def spent_file(settings: Settings) -> Path | None:
-    """Where the day's tokens for summaries are counted; None if no limit needs the count."""
+    """Return the file that counts the day's summary tokens, or None if no limit needs it."""
     is_kept = settings.store.url != "memory:" and settings.summary.daily_tokens is not None
     return settings.data / "spent.json" if is_kept else None
 
 
 def make_provider(settings: Settings) -> Models:
-    """The provider of all configured models.
+    """Return the provider of all configured models.
 
-    Raises `SettingsError` if one of them can't be used: before anything is sent to it.
+    Raise `SettingsError` if a model can't be used, before anything is sent.
     """
     check_models(settings)
     models = make_models(settings)
@@ -174,12 +174,12 @@ def make_provider(settings: Settings) -> Models:
 
 
 def provider_named(model: str) -> Provider:
-    """The provider of that model, configured by the environment; reads no file."""
+    """Return a model's provider, configured by the environment alone."""
     return make_provider(Settings.of_code({"model": model}))
 
 
 def store_named(url: str) -> Store:
-    """The store at that URL, configured by the environment; reads no file."""
+    """Return the store at this URL, configured by the environment alone."""
     return open_store(Settings.of_code({"store.url": url}))
 
 
@@ -190,12 +190,12 @@ def check_models(settings: Settings) -> None:
 
 
 def make_models(settings: Settings) -> Models:
-    """Like `make_provider`, but each model is made only when it is first used."""
+    """Like `make_provider`, but create each model only when it is first used."""
     return Models(settings.model, partial(_made, settings))
 
 
 def with_pictures(settings: Settings, provider: Provider) -> Provider:
-    """The provider, which also sends images from chats, in whatever channel a chat continues."""
+    """Return the provider, extended to send the images that chats contain."""
     return Pictures(provider, make_attachments(settings))
 
 
@@ -227,7 +227,7 @@ def _made(settings: Settings, word: str, model: str) -> Provider:
 
 
 def _asked(settings: Settings, server: ServerSettings, model: str) -> dict[str, Any]:
-    """How to call a server, regardless of who runs it."""
+    """Return the arguments for calling a server, whoever runs it."""
     return {
         "model": model,
         "api_key": server.key,
@@ -253,7 +253,7 @@ def _local(settings: Settings, model: str) -> Provider:
 
 
 def function_of(settings: Settings, key: str) -> Callable[..., Any] | None:
-    """The function that `package.module:function` names, or None; raises `SettingsError`."""
+    """Return the function that `package.module:function` names, or None; raise `SettingsError`."""
     name = attrgetter(key)(settings)
     if name is None:
         return None
@@ -268,7 +268,7 @@ def function_of(settings: Settings, key: str) -> Callable[..., Any] | None:
 
 
 def _imported(module: str, *, beside: Path | None) -> ModuleType:
-    """The module, from the folder of the settings file that names it if it is nowhere else."""
+    """Import a module; if it isn't installed, look beside the settings file that names it."""
     folder = str(beside.absolute().parent) if beside else None
     if folder and folder not in sys.path and find_spec(module.partition(".")[0]) is None:
         sys.path.append(folder)
@@ -279,7 +279,7 @@ def _imported(module: str, *, beside: Path | None) -> ModuleType:
             f"there is no module {missing.name}: install it, or add its folder to PYTHONPATH"
         ) from missing
     except Exception as error:
-        # Its text may hold anything, a key too.
+        # The error's text may contain anything, even a key.
         raise SettingsError(
             f"importing {module} fails ({type(error).__name__} at {place_of(error)}): fix it"
         ) from error
@@ -302,7 +302,7 @@ TOOLS: Mapping[str, Tool] = {"clock": clock, "calculator": calculator}
 
 
 def make_agents(settings: Settings, recall: Recall | None = None) -> Agents:
-    """The configured agents, including the default one."""
+    """Create the configured agents, including the default one."""
     tools = TOOLS if recall is None else {**TOOLS, "recall": make_recall_tool(recall)}
     terminal = settings.channels.terminal.agent
     installed = {name: _installed(name, own) for name, own in settings.tools.of_plugins.items()}
@@ -320,8 +320,8 @@ def make_agent(
     name: str = DEFAULT_AGENT,
     tools: Mapping[str, Tool] = TOOLS,
 ) -> Agent:
-    """An agent; its own settings override the general ones."""
-    # A small model calls tools instead of answering: it gets those that someone named for it.
+    """Create an agent; its own settings override the general ones."""
+    # A small model calls tools instead of answering, so it gets only tools set explicitly.
     usual = () if is_small(own.model or settings.model) else tools
     agent = Agent(
         name,
@@ -357,13 +357,13 @@ def _tool(settings: Settings, agent: str, name: str, tools: Mapping[str, Tool]) 
 
 
 def _installed(name: str, own: BaseModel) -> Tool:
-    """The tool of another package, given its settings."""
+    """Create another package's tool with its settings."""
     made: Tool = plugins.load("tools", name).make(own)
     return made
 
 
 def make_loop(settings: Settings, provider: Provider, store: Store) -> AgentLoop:
-    """The loop with its bus, its summariser, its recall and its agents."""
+    """Create the loop with its bus, summariser, recall and agents."""
     recall = make_recall(settings, store)
     said = settings.sentences.model_dump(exclude_unset=True)
     sentences = Sentences(said, language=settings.language)
@@ -389,7 +389,7 @@ def make_loop(settings: Settings, provider: Provider, store: Store) -> AgentLoop
 
 
 def make_summarizer(settings: Settings, provider: Provider, store: Store) -> Summarizer:
-    """The summariser that these settings describe."""
+    """Create the summariser that these settings describe."""
     return Summarizer(
         provider,
         settings.summary_model,
@@ -405,10 +405,10 @@ def make_summarizer(settings: Settings, provider: Provider, store: Store) -> Sum
 
 
 def make_recall(settings: Settings, store: Store) -> Recall | None:
-    """The search over earlier messages, if these settings want it."""
+    """Create the search over earlier messages, or return None if it is disabled."""
     if not settings.recall.enabled:
         return None
-    # Sealed files say nothing without their key, and an index of all words would say it for them.
+    # An index of all words on disk would reveal what the encrypted files hide.
     is_kept = settings.store.url != "memory:" and settings.store.encryption_key is None
     index = Index(recall_file(settings) if is_kept else None)
     return Recall(store, index)
@@ -417,11 +417,11 @@ def make_recall(settings: Settings, store: Store) -> Recall | None:
 def make_channels(
     settings: Settings, app: App, *, transcriber: Transcriber | None = None
 ) -> list[Channel]:
-    """The configured channels, for `app.add`; raises `SettingsError`.
+    """Create the configured channels, for `app.add`; raise `SettingsError`.
 
-    `transcriber` transcribes voice messages, instead of the configured function.
+    `transcriber` replaces the configured function for voice messages.
     """
-    # Only who serves one needs what serves them.
+    # Imported here, because only `run` needs channels.
     from nanoloop.channels.kit.channel import make_channel, wanted  # noqa: PLC0415 - as above
     from nanoloop.channels.kit.drafts import rewrite_notes  # noqa: PLC0415 - as above
 
@@ -445,7 +445,7 @@ def make_channels(
 
 
 def make_with_program(settings: Settings, name: str, app: App) -> Any:
-    """The channel of that name, which takes a `Program`; raises `SettingsError`."""
+    """Create a channel that takes a `Program`; raise `SettingsError`."""
     own = settings.channels.of(name)
     attachments = make_attachments(settings)
     program = plugins.Program(app=app, settings=settings, attachments=attachments)
@@ -453,7 +453,7 @@ def make_with_program(settings: Settings, name: str, app: App) -> Any:
 
 
 def make_transcriber(settings: Settings) -> Transcriber | None:
-    """The transcriber of voice messages, if one is configured; raises `SettingsError`."""
+    """Create the transcriber of voice messages if configured; raise `SettingsError`."""
     from nanoloop.channels.kit.intake import Transcriber  # noqa: PLC0415 - as above
 
     function = function_of(settings, "channels.transcribe")

@@ -1,4 +1,4 @@
-"""Our images for a model: sent as data in the sessions that refer to them, if it accepts any."""
+"""Send the images of chats to models that accept images."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from nanoloop.tools.toolbox import here
 UNREAD = {"type": "text", "text": "[an image that could not be read]"}
 NOT_FETCHED = {"type": "text", "text": "[an image at an address that may not be fetched]"}
 RETRY_SECONDS = 3600.0
-"""How long a model's refusal of images is believed: servers change models."""
+"""How long a model's refusal of images is remembered; servers change their models."""
 REMEMBERED = 5000
-"""How many pictures to remember as readable or unreadable for a model."""
+"""How many pictures are remembered as readable or unreadable."""
 
 
 class Pictures:
-    """A provider that sends its model the images from chats."""
+    """A provider that sends the images of chats to its model."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Pictures:
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Answer as the provider does; raises what it raises."""
+        """Answer like the wrapped provider, and raise the same errors."""
         ask = _Asking(self._provider, tools=tools, model=model, on_text=on_text)
         messages = list(map(_without_private, messages))
         ours = list(dict.fromkeys(_ids_in(messages)))
@@ -71,23 +71,23 @@ class Pictures:
                 return reply
 
     def in_background(self) -> Provider:
-        """The provider for work that can wait, if it makes a difference."""
+        """Return the variant of the provider for work that can wait, or this one."""
         apart = getattr(self._provider, "in_background", None)
         return self if apart is None else self._around(apart())
 
     @property
     def with_options(self) -> WithOptions | None:
-        """Makes a provider whose requests also have these options; None if that is not possible."""
+        """Returns a provider whose requests include more options; None if that is impossible."""
         apart: WithOptions | None = getattr(self._provider, "with_options", None)
         return None if apart is None else lambda options: self._around(apart(options))
 
     def _around(self, provider: Provider) -> Pictures:
         other = Pictures(provider, self._attachments)
-        other._known = self._known  # what one learns, the other knows
+        other._known = self._known  # shared, so that both learn
         return other
 
     def vendor_of(self, model: str | None) -> str:
-        """The vendor whose reasoning the provider takes back for that model."""
+        """Return the vendor that gets the model's reasoning back."""
         return vendor_of(self._provider, model)
 
     async def close(self) -> None:
@@ -95,15 +95,15 @@ class Pictures:
         await self._provider.close()
 
     def _is_of_all(self, model: str | None, refused: ImagesRefused, shown: Sequence[str]) -> bool:
-        """Whether a refusal is about how many there are: not if the model has just seen as many.
+        """Return True if the model refused the number of pictures, rather than one of them.
 
-        Otherwise a server that misjudges one picture would hide everyone's pictures.
+        If the model has just accepted as many, a single misjudged picture must not hide everyone's.
         """
         most = self._known.seen_at_once(model)
         return len(shown) > most if refused.most is None else bool(refused.most or not most)
 
     def _fewer(self, model: str | None, shown: Sequence[str], most: int | None) -> list[str]:
-        """The newest pictures, as many as the model accepts."""
+        """Return the newest pictures, as many as the model accepts."""
         most = max(len(shown) // 2, self._known.seen_at_once(model)) if most is None else most
         self._known.takes(model, most)
         kept = min(most, len(shown) - 1)
@@ -111,7 +111,7 @@ class Pictures:
         return list(shown[len(shown) - kept :])
 
     def _learn(self, model: str | None, shown: Sequence[str], left_out: Sequence[str]) -> None:
-        """Remember what an answer proves: these are readable, and a single one left out is not."""
+        """Learn from an answer: pictures shown are readable, and a single omitted one isn't."""
         self._known.read(model, shown)
         if len(left_out) == 1:
             self._known.unreadable(model, left_out[0])
@@ -127,7 +127,7 @@ class Pictures:
         model: str | None,
         left_out: Collection[str],
     ) -> list[ChatMessage]:
-        """The messages with these of our images as data, and a note in place of the others."""
+        """Return the messages with the `shown` pictures as data and a note for the others."""
 
         async def part_of(part: Any) -> Any:
             picture = _id_of(part)
@@ -145,7 +145,7 @@ class Pictures:
         ]
 
     async def _as_data(self, attachment_id: str) -> Mapping[str, Any]:
-        # Whoever names it in a message: it is shown in the sessions that it was sent to.
+        # A message may contain any id, so only pictures sent to this session are shown.
         session = here.get(None)
         if session is None:
             return UNSEEN
@@ -158,38 +158,40 @@ class Pictures:
 
 
 class _Known:
-    """What models have shown about pictures: how many they accept, and which they could read."""
+    """Facts learnt about models: how many pictures they accept, and which they could read."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._most: dict[str | None, tuple[int, float]] = {}
-        """How many a model accepts at a time, and until when that is believed."""
+        """How many pictures each model accepts at a time, and how long that is assumed."""
         self._seen: dict[str | None, tuple[int, float, float]] = {}
-        """How many a model answered with at once, when, and when it last did with any."""
+        """The most pictures in a single answered request, its time, and the time of the last such
+        request.
+        """
         self._is_readable: BoundedDict[tuple[str | None, str], bool] = BoundedDict(REMEMBERED)
 
     def to_be_shown(self, model: str | None, pictures: Sequence[str]) -> list[str]:
-        """The pictures that this model accepts: the newest ones, and none that it can't read."""
+        """Return the pictures to show this model: the newest, without unreadable ones."""
         readable = [picture for picture in pictures if not self.is_bad(model, picture)]
         most, until = self._most.get(model, (None, 0.0))
         if most is None or len(readable) <= most:
             return readable
         if self._clock() >= until:
-            self.takes(model, most)  # the others wait for how this one fares
+            self.takes(model, most)  # other requests wait for this one's result
             return readable
         return readable[len(readable) - most :]
 
     def takes(self, model: str | None, most: int) -> None:
-        """Note how many it accepts at a time."""
+        """Record how many pictures the model accepts at a time."""
         self._most[model] = (most, self._clock() + RETRY_SECONDS)
 
     def suspects(self, model: str | None, shown: Sequence[str]) -> Sequence[str]:
-        """The newer half of the pictures not known to be readable, or of all if there are none."""
+        """Return the newer half of the pictures not known to be readable, or else of all."""
         new = [one for one in shown if (model, one) not in self._is_readable] or shown
         return new[len(new) // 2 :]
 
     def seen_at_once(self, model: str | None) -> int:
-        """The most pictures that the model has recently accepted at once; 0 if none."""
+        """Return the most pictures that the model has recently accepted at once."""
         count, at, last = self._seen.get(model, (0, 0.0, 0.0))
         now = self._clock()
         if count == 0 or now - last >= RETRY_SECONDS:
@@ -197,11 +199,11 @@ class _Known:
         return count if now - at < RETRY_SECONDS else 1
 
     def is_bad(self, model: str | None, picture: str) -> bool:
-        """Whether the model could not read it."""
+        """Return True if the model could not read the picture."""
         return self._is_readable.get((model, picture)) is False
 
     def read(self, model: str | None, pictures: Sequence[str]) -> None:
-        """Note that the model answered with these."""
+        """Record that the model answered a request with these pictures."""
         if len(pictures) > self._most.get(model, (len(pictures), 0))[0]:
             del self._most[model]
         if pictures:
@@ -213,12 +215,12 @@ class _Known:
             self._is_readable[model, picture] = True
 
     def unreadable(self, model: str | None, picture: str) -> None:
-        """Note that the model answers without this one, but not with it."""
+        """Record that the model answers without this picture, but not with it."""
         self._is_readable[model, picture] = False
 
 
 class _Asking:
-    """One question to the provider, repeated until it goes through."""
+    """A question to the provider, which may be asked several times."""
 
     def __init__(
         self,
@@ -245,14 +247,14 @@ class _Asking:
 
 
 def _ids_in(messages: Sequence[ChatMessage]) -> list[str]:
-    """The ids of our images that they contain, oldest first."""
+    """Return the ids of the chat images in these messages, oldest first."""
     contents = (message.get("content") for message in messages)
     parts = (part for content in contents if isinstance(content, list) for part in content)
     return [picture for part in parts if (picture := _id_of(part)) is not None]
 
 
 def _without_private(message: ChatMessage) -> ChatMessage:
-    """The message without images that the model's server would fetch from a private network."""
+    """Return the message without images whose address is on a private network."""
     content = message.get("content")
     if not isinstance(content, list) or all(map(_may_be_shown, content)):
         return message
@@ -272,7 +274,7 @@ def _may_be_shown(part: Any) -> bool:
 
 
 def _image_url(part: Any) -> str | None:
-    """The address of an image; None for any other part."""
+    """Return an image's address, or None for any other part."""
     if not isinstance(part, Mapping) or part.get("type") != "image_url":
         return None
     image = part.get("image_url")
@@ -280,6 +282,6 @@ def _image_url(part: Any) -> str | None:
 
 
 def _id_of(part: Any) -> str | None:
-    """The id of one of our images; None for any other part."""
+    """Return the id of a chat image, or None for any other part."""
     url = _image_url(part)
     return url.removeprefix(SCHEME) if url is not None and url.startswith(SCHEME) else None

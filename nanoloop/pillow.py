@@ -1,4 +1,4 @@
-"""Decodes and re-encodes pictures; loaded with the first one, and the only file to use Pillow."""
+"""Decode and re-encode pictures. Only this module uses Pillow, and it is imported when needed."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from nanoloop.errors import PictureRefused
 from nanoloop.images import Header, Picture, bound
 
 LONG_SIDE = 2000
-"""How many pixels a picture is scaled down to: models accept no more if there are many."""
+"""The longest side of a picture after scaling; models accept no more if there are many pictures."""
 MOST_BYTES = 3_700_000
-"""The maximum size of a picture left unchanged: 5 MB as base64, the limit of some models."""
+"""The largest picture left unchanged: 5 MB as base64, which is some models' limit."""
 PROFILE_BYTES = 65_536
 QUALITY = 90
 STRIP = 64
-"""How many rows of the smaller picture are made at a time."""
+"""How many rows of the smaller picture are computed at a time."""
 _SHOWN = frozenset(("1", "L", "LA", "P", "RGB", "RGBA"))
-"""The colour modes that every model's server knows."""
+"""The colour modes that all models' servers support."""
 _OPAQUE = frozenset(("L", "RGB"))
 _one_at_a_time = Lock()
-"""Each picture may briefly take up to 200 MB, and the warning limit is process-wide."""
+"""Taken for each picture: one may need 200 MB, and the warning filters are process-wide."""
 
 
 def cleaned(data: bytes, header: Header) -> Picture:
-    """The picture upright, scaled down and without metadata; unchanged if it already is.
+    """Return the picture upright, scaled down and without metadata; unchanged if it already is.
 
-    Raises `PictureRefused` if it can't be read to the end.
+    Raise `PictureRefused` if decoding fails.
     """
     try:
-        # What Pillow warns of is refused, or dropped: nobody has to read of it on standard error.
+        # Pillow's warnings are about pictures that are refused or cleaned anyway.
         with _one_at_a_time, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _cleaned(data, header)
     except PictureRefused:
         raise
-    except Exception:  # noqa: BLE001 - decoders raise anything for what somebody made up
+    except Exception:  # noqa: BLE001 - decoders raise anything for crafted input
         raise PictureRefused("it is damaged") from None
 
 
@@ -48,7 +48,7 @@ def _cleaned(data: bytes, header: Header) -> Picture:
     kind = header.mime_type.removeprefix("image/")
     with Image.open(BytesIO(data), formats=[kind]) as image:
         bound(replace(header, width=image.width, height=image.height))
-        image.draft(None, (LONG_SIDE, LONG_SIDE))  # a JPEG is decoded as small as that
+        image.draft(None, (LONG_SIDE, LONG_SIDE))  # a JPEG is decoded directly to this size
         image.load()
         is_small = len(data) <= MOST_BYTES and max(header.width, header.height) <= LONG_SIDE
         if header.is_bare and is_small and image.mode in _SHOWN:
@@ -57,16 +57,16 @@ def _cleaned(data: bytes, header: Header) -> Picture:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """The picture, small and turned upright."""
+    """Return the picture scaled down and turned upright."""
     turned = _reduced(_in_plain_colours(image))
     turned.thumbnail((LONG_SIDE, LONG_SIDE))
-    with suppress(Exception):  # what stands beside a good picture may be nonsense
+    with suppress(Exception):  # a good picture may have invalid metadata
         ImageOps.exif_transpose(turned, in_place=True)
     return turned
 
 
 def _reduced(image: Image.Image) -> Image.Image:
-    """The picture, reduced by an integer factor; in strips, because all of it would be copied."""
+    """Return the picture reduced by an integer factor, in strips to save memory."""
     factor = max(image.size) // LONG_SIDE
     if factor <= 1:
         return image
@@ -87,8 +87,8 @@ def _in_plain_colours(image: Image.Image) -> Image.Image:
         return image.convert("RGBA")
     if image.mode in ("1", "P"):
         return image.convert("L" if image.mode == "1" else "RGB")
-    image.info.pop("icc_profile", None)  # it is for other colours
-    if image.mode.startswith("I"):  # a PNG of 16 bits
+    image.info.pop("icc_profile", None)  # it applies to other colours
+    if image.mode.startswith("I"):  # a 16-bit PNG
         return image.convert("I").point(lambda shade: shade / 256).convert("L")
     return image.convert("RGB")
 
@@ -96,7 +96,7 @@ def _in_plain_colours(image: Image.Image) -> Image.Image:
 def _written(image: Image.Image, mime_type: str) -> Picture:
     profile = image.info.get("icc_profile") or b""
     known = profile if len(profile) <= PROFILE_BYTES else None
-    # All else that was known of it would be written too.
+    # Otherwise Pillow would also write the other metadata.
     image.info = {}
     is_photo = mime_type in ("image/jpeg", "image/webp") and image.mode in _OPAQUE
     data = b"" if is_photo else _as("PNG", image, known)

@@ -1,4 +1,4 @@
-"""Plugins by name: channels, tools, providers and stores, our own and other packages'."""
+"""Plugins by name: channels, tools, providers and stores, from this package and others."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 Kind = Literal["channels", "tools", "providers", "stores"]
 """Each kind has an entry point group: `irc = "my_package:PLUGIN"` in `nanoloop.channels`."""
 OURS: Mapping[Kind, Sequence[str]] = {"channels": ("discord", "matrix", "slack", "telegram", "web")}
-"""This package's own plugins, each a folder; they are found even without metadata."""
+"""This package's own plugins, each a folder, which are found even without package metadata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectQuestion:
-    """Something that `nanoloop connect` needs to know; it has a flag of the same name."""
+    """A question of `nanoloop connect`, which can also be answered with a flag of the same name."""
 
     name: str
-    """A setting with this name in the channel's table answers it too."""
+    """The question's name; a setting with this name in the channel's table also answers it."""
     help: str
-    """The help text of its flag."""
+    """The help text for the flag."""
     asks: str = ""
-    """How to ask a person; empty if only the flag can answer it."""
+    """The text shown to ask a person; empty if only the flag can answer."""
     is_secret: bool = False
     is_needed: bool = True
     is_switch: bool = False
-    """Whether the flag takes no value: its answer is "yes"."""
+    """True for a flag without a value, which answers "yes"."""
     unless: str = ""
     """The question whose answer makes this one unnecessary."""
 
@@ -49,71 +49,70 @@ class Connected:
     """The result of connecting an account."""
 
     settings: Mapping[str, Any]
-    """What to write into the channel's table."""
+    """The settings to write into the channel's table."""
     says: Sequence[str]
-    """Sentences for the person: which account it is, and how to talk to it."""
+    """Sentences that tell the user which account it is, and how to talk to the bot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
-    """The object an entry point refers to; any object with these attributes will do."""
+    """The object that an entry point names; any object with these attributes works."""
 
     name: str
-    """The name of its entry point, and of its settings table."""
+    """The name of the entry point and of the settings table."""
     settings: type[BaseModel] | None
-    """The model for its table, such as `[channels.irc]`; None if it has no settings."""
+    """The model for the settings table, such as `[channels.irc]`; None if there are no settings."""
     make: Callable[..., Any]
-    """Makes it from its kind's arguments; raises `SettingsError` if that is not possible.
+    """Creates the plugin's object from the arguments for its kind; raises `SettingsError`.
 
-    `own` is an instance of `settings`, or None:
-    a channel `make(own, folder)`, a `Platform` of the kit or a `Channel`; with `takes_program`
-    `make(own, program)`;
-    a tool `make(own)`, a `Tool` or a function;
-    a provider `make(own, model)`;
-    a store `make(opening, url)`, with a `stores.opening.Opening`; the URL says everything else.
+    `own` is an instance of `settings`, or None: a channel is created with `make(own, folder)`,
+    which returns a `Platform` of the kit or a `Channel`, or with `make(own, program)` if
+    `takes_program` is set; a tool with `make(own)`, which returns a `Tool` or a function; a
+    provider with `make(own, model)`; a store with `make(opening, url)`, where `opening` is a
+    `stores.opening.Opening` and the URL has all other settings.
     """
     extra: str = ""
-    """The nanoloop extra that installs its library; empty if it needs none."""
+    """The nanoloop extra that installs the plugin's library; empty if there is none."""
     takes_program: bool = False
-    """Whether a channel gets a `Program` instead of the data folder, like the web channel."""
+    """True if `make` gets a `Program` instead of the data folder, as for the web channel."""
     asks: Sequence[ConnectQuestion] = ()
-    """What `connect` needs to know."""
+    """The questions that `connect` needs answered."""
     connect: Callable[..., Awaitable[Connected]] | None = None
-    """`await connect(own, told)` checks an account with its server, for `nanoloop connect`.
+    """Checks an account with its server, for `nanoloop connect`: `await connect(own, told)`.
 
-    `told` maps the names in `asks` to the answers. Raises a `NanoloopError` whose text is a
-    sentence if the account is refused.
+    `told` maps the names in `asks` to the answers. Raises a `NanoloopError` with a full sentence if
+    the account is refused.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """For a channel that shows the sessions themselves, not just the messages in chats."""
+    """The program, for a channel that shows whole sessions rather than just the chats' messages."""
 
     app: App
-    """The app it will be added to: its loop with bus, sessions and agents, its telemetry."""
+    """The app that the channel will be added to."""
     settings: Settings
     attachments: Attachments
 
 
 def names(kind: Kind) -> Sequence[str]:
-    """The names of all plugins of a kind; none is loaded."""
+    """Return the names of all plugins of a kind, without loading any."""
     return sorted({*_ours(kind), *_installed(kind, tuple(sys.path))})
 
 
 def is_installed(kind: Kind, name: str) -> bool:
-    """Whether there is a plugin with that name; nothing is loaded."""
+    """Return True if a plugin with this name exists, without loading it."""
     return name in _ours(kind) or name in _installed(kind, tuple(sys.path))
 
 
 def load(kind: Kind, name: str) -> Plugin:
-    """The plugin with that name; raises `SettingsError` if it can't be loaded."""
+    """Load a plugin by name; raise `SettingsError` if that fails."""
     what = f"the {kind.removesuffix('s')} {name!r}"
     point = _ours(kind).get(name) or _installed(kind, tuple(sys.path))[name]
     try:
         found: Any = point.load()
     except Exception as error:
-        # Its text may hold anything, a key too.
+        # The error's text may contain anything, even a key.
         raise SettingsError(
             f"{what} can't be loaded ({type(error).__name__} at {place_of(error)}): fix or remove "
             "the "
@@ -134,26 +133,26 @@ def load(kind: Kind, name: str) -> Plugin:
 
 
 PARTS = "nanoloop.parts"
-"""The module that makes parts from settings; not imported, because it is a layer above."""
+"""The module that builds parts from settings, named as text because it is a layer above."""
 
 
 def provider_named(model: str) -> Provider:
-    """The provider for a model, named as in the settings, with its key from the environment.
+    """Create a model's provider, with the key from the environment.
 
-    Raises `SettingsError` if it can't be used.
+    Raise `SettingsError` if the model can't be used.
     """
     made: Provider = EntryPoint("provider", f"{PARTS}:provider_named", "nanoloop").load()(model)
     return made
 
 
 def store_named(url: str) -> Store:
-    """The store at that URL, opened as from settings; raises `SettingsError`."""
+    """Open the store at this URL as from settings; raise `SettingsError`."""
     made: Store = EntryPoint("store", f"{PARTS}:store_named", "nanoloop").load()(url)
     return made
 
 
 def _guarded(plugin: Plugin, what: str) -> Callable[..., Any]:
-    """The plugin's `make`, wrapped to raise only `SettingsError`."""
+    """Wrap the plugin's `make` so that it raises only `SettingsError`."""
 
     def guarded(*given: Any) -> Any:
         try:
@@ -189,9 +188,9 @@ def _ours(kind: Kind) -> Mapping[str, EntryPoint]:
 
 @lru_cache(maxsize=4)
 def _installed(kind: Kind, _: tuple[str, ...]) -> Mapping[str, EntryPoint]:
-    """The installed plugins, read once per module path: every package is examined."""
+    """Return the installed plugins, read once per module path because the search is slow."""
     return {
         point.name: point
         for point in entry_points(group=f"nanoloop.{kind}")
-        if not _is_ours(point.module)  # they may be gone from the tree
+        if not _is_ours(point.module)  # the source tree may no longer have them
     }

@@ -1,4 +1,4 @@
-"""The seams: what a provider, a tool, a store, a channel and a bus promise."""
+"""The seams: the contracts of providers, tools, stores, channels and the bus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nanoloop.session.session import Session
 
 ChatMessage = Mapping[str, Any]
-"""One message of the OpenAI chat form: role, content, tool_calls, tool_call_id."""
+"""A message in OpenAI's chat format: role, content, tool_calls, tool_call_id."""
 
 
 FinishReason = Literal["stop", "tool_calls", "length", "content_filter"]
@@ -22,25 +22,25 @@ FinishReason = Literal["stop", "tool_calls", "length", "content_filter"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call that the model makes."""
+    """A tool call made by the model."""
 
     id: str
     name: str
     arguments: str
-    """JSON as the model wrote it; it may be invalid."""
+    """The JSON text from the model, which may be invalid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens, as the provider counts them; 0 if it doesn't say."""
+    """Token counts as the provider reports them; 0 if unknown."""
 
     tokens_in: int = 0
     tokens_out: int = 0
     tokens_cached: int = 0
-    """The part of `tokens_in` that came from the provider's prefix cache."""
+    """The part of `tokens_in` that was read from the provider's prefix cache."""
 
     def __add__(self, other: Usage) -> Usage:
-        """Add up two receipts."""
+        """Add two counts."""
         return Usage(
             tokens_in=self.tokens_in + other.tokens_in,
             tokens_out=self.tokens_out + other.tokens_out,
@@ -50,33 +50,33 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reasoning:
-    """What a model thought, in the form its vendor wants back."""
+    """A model's reasoning, in the form that its vendor expects back."""
 
     vendor: str
-    """The only vendor it is sent to."""
+    """The only vendor that receives this reasoning."""
     blocks: tuple[Mapping[str, Any], ...]
-    """JSON that nothing here examines."""
+    """JSON data that nanoloop passes on unread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What the model said."""
+    """The model's reply to one request."""
 
     text: str = field(default="", kw_only=False)
     tool_calls: tuple[ToolCall, ...] = ()
     thinking: str = ""
-    """Reasoning text, if the model shows it."""
+    """The reasoning text, if the model reveals it."""
     finish_reason: FinishReason = "stop"
-    """Why the answer ended; `length` means it was cut off."""
+    """Why the reply ended; `length` means that it was cut off."""
     usage: Usage = field(default_factory=Usage)
     model: str = ""
     reasoning: Reasoning | None = None
-    """Sent back to the vendor with the results of these tool calls, if it wants that."""
+    """Reasoning to send back with the results of these tool calls, if the vendor expects it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
-    """How the model sees a tool."""
+    """A tool's description for the model."""
 
     name: str
     description: str
@@ -85,12 +85,12 @@ class ToolSpec:
 
 
 OnText = Callable[[str], None]
-"""Called with each piece of an answer as it comes; it never blocks."""
+"""Called with each piece of an answer as it arrives; must not block."""
 
 
 @runtime_checkable
 class Provider(Protocol):
-    """A model that answers."""
+    """A source of model answers."""
 
     async def chat(
         self,
@@ -100,22 +100,22 @@ class Provider(Protocol):
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Answer; with `on_text` the text also comes in pieces. Raises `ProviderError` only."""
+        """Answer; `on_text` also receives the text in pieces. Raises only `ProviderError`."""
         ...
 
     async def close(self) -> None:
-        """Close connections; closing twice is fine."""
+        """Close all connections; closing twice is allowed."""
         ...
 
 
 def vendor_of(provider: Provider, model: str | None) -> str:
-    """The vendor whose reasoning the provider takes back for that model; "" for none."""
+    """Return the vendor that gets the model's reasoning back; "" if there is none."""
     said: Callable[[str | None], str] | None = getattr(provider, "vendor_of", None)
     return "" if said is None else said(model)
 
 
 def in_background(provider: Provider) -> Provider:
-    """The provider for work that can wait, if it makes a difference."""
+    """Return the provider's variant for work that can wait, or the provider itself."""
     apart = getattr(provider, "in_background", None)
     return provider if apart is None else apart()
 
@@ -125,41 +125,41 @@ Effect = Literal["reads", "writes"]
 
 @runtime_checkable
 class Tool(Protocol):
-    """Something the model may call.
+    """A function that the model may call.
 
-    It may also have `effect` (of the type `Effect`), `repeatable` and `timeout_seconds`, as `@tool`
-    takes them. Without an effect it counts as writing.
+    A tool may also have the attributes `effect` (an `Effect`), `repeatable` and `timeout_seconds`,
+    as in `@tool`. Without an effect, a tool counts as writing.
     """
 
     @property
     def spec(self) -> ToolSpec:
-        """What the model sees; the same bytes every time."""
+        """The description for the model, which always has the same bytes."""
         ...
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Run with arguments decoded from JSON; any exception is reported to the model."""
+        """Run the tool with arguments decoded from JSON; exceptions are reported to the model."""
         ...
 
 
 def effect_of(tool: Tool) -> Effect:
-    """The effect that the tool declares; anything other than "reads" counts as "writes"."""
+    """Return the effect that the tool declares; anything but "reads" counts as "writes"."""
     return "reads" if getattr(tool, "effect", "writes") == "reads" else "writes"
 
 
 def is_repeatable(tool: Tool) -> bool:
-    """Whether equal calls should each run."""
+    """Return True if a repeated call with the same arguments should run again."""
     return bool(getattr(tool, "repeatable", False))
 
 
 ARCHIVED = "archived"
-"""The key of a session's metadata that says it is archived."""
+"""The metadata key that marks a session as archived."""
 LOGINS = "web.logins"
-"""The session whose metadata keeps the logins to the page: every store can do that."""
+"""The session whose metadata holds the web page's logins, so that every store can keep them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionInfo:
-    """A session at a glance, read without its history."""
+    """A session's overview, read without its history."""
 
     id: str
     key: str | None
@@ -170,36 +170,36 @@ class SessionInfo:
     updated_at: datetime
     expires_at: datetime | None
     awaiting: int
-    """The seq of a user's message that has no answer yet, or 0."""
+    """The number of a user message that has no answer yet, or 0."""
     pending: int
-    """Entries that have left the window but are not in a summary yet."""
+    """How many entries have left the window but are not in the summary yet."""
     size: int
-    """Bytes the session takes in the store."""
+    """The session's size in the store, in bytes."""
     archived: bool = False
-    """Whether it is archived: kept, but shown only on request."""
+    """True if the session is archived: kept, but shown only on request."""
     waiting: int = 0
-    """Messages that are stored and wait for their turn."""
+    """How many stored messages wait for their turn."""
     unsent: int = 0
-    """Answers that may not have arrived in their chat."""
+    """How many answers may not have arrived in their chat."""
     erasures: int = 0
-    """How many times entries of it were erased."""
+    """How many times entries of the session were erased."""
     tokens_in: int = 0
-    """The tokens of all its turns so far; summaries have receipts of their own."""
+    """The tokens of all turns so far; tokens for summaries are counted separately."""
     tokens_out: int = 0
     tokens_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwedSession:
-    """A session that owes something, from a store's index."""
+    """A session with pending work, as a store's index lists it."""
 
     id: str
     revision: int
-    """How many commits it has seen."""
+    """How many times the session was committed."""
     by: str
-    """The process that answers there; "" for none."""
+    """The process that answers in the session, or ""."""
     erasing: bool = True
-    """Whether copies of what was erased in it may be left: False only if the index tells."""
+    """False only if the index shows that no copies of erased entries are left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,35 +208,35 @@ class Node:
 
     id: str
     place: str = ""
-    """Where its number is valid: the machine, and its process namespace."""
+    """The scope in which the process id is valid: the machine and its process namespace."""
     pid: int = 0
     holds: frozenset[str] = frozenset()
-    """The accounts on chat platforms that no other process may use meanwhile."""
+    """The chat platform accounts that no other process may use meanwhile."""
     age: float = 0.0
-    """Seconds since its last heartbeat, by the store's own clock."""
+    """Seconds since the last heartbeat, by the store's own clock."""
 
 
 class Seal(Protocol):
-    """Encrypts each stored text for its place: it can't be opened anywhere else."""
+    """Encrypts each stored text for its place, so that it can't be decrypted in any other place."""
 
     names: tuple[str, ...]
-    """What its keys are called where they must not be shown; the first one seals."""
+    """Public names for the keys, safe to show; the first key encrypts."""
 
     def seal(self, data: bytes, place: bytes) -> str:
-        """These bytes as an encrypted text, which begins with a mark and the key's name."""
+        """Encrypt these bytes into a text that begins with a mark and the key's name."""
         ...
 
     def open(self, text: str, place: bytes) -> bytes:
-        """The bytes again; raises ValueError if no key fits, or it was sealed for another place."""
+        """Decrypt a text; raise ValueError if no key fits or the text belongs to another place."""
         ...
 
     def open_former(self, text: str) -> bytes:
-        """What an earlier version encrypted, for no place; raises ValueError if no key fits."""
+        """Decrypt a text of an earlier version, which had no place; raise ValueError."""
         ...
 
 
 class Store(Protocol):
-    """Keeps sessions durably. Only additions are written, and the head is committed with them."""
+    """Keeps sessions durably. Only new data is written, in one commit with the session's head."""
 
     async def create(
         self,
@@ -250,137 +250,135 @@ class Store(Protocol):
         replace: bool = False,
         new_id: Callable[[], str] = ...,
     ) -> Session:
-        """Create a session, durable when this returns; raises `SessionExists` unless `replace`.
+        """Create a durable session; raise `SessionExists` if the id is taken, unless `replace`.
 
-        Without an id it gets one from `new_id`, with -01, -02 … appended if that is taken.
+        Without an id, `new_id` supplies one, with -01, -02 … appended if it is taken.
         """
         ...
 
     async def add(self, session: Session, *, replace: bool = False) -> None:
-        """Make a session that was created elsewhere durable here; raises like `create`."""
+        """Make a session that was created elsewhere durable in this store; raise like `create`."""
         ...
 
     async def get(self, session_id: str) -> Session:
-        """The session with its whole history; raises `SessionNotFound`, also if it expired."""
+        """Return a session with its history; raise `SessionNotFound`, also if it expired."""
         ...
 
     async def load(self, session_id: str) -> Session:
-        """The session with its window only, at a cost independent of history; raises like `get`."""
+        """Return a session with only its window, however long its history; raise like `get`."""
         ...
 
     async def save(self, session: Session) -> None:
-        """Make everything new in it durable at once, or nothing.
+        """Make all changes to the session durable at once, or none of them.
 
-        Changes between two awaits are in one commit, or in none. Raises `SessionNotFound` after a
-        delete or expiry (nothing is revived) and `StoreConflict` if another writer was first.
+        All changes between two awaits belong to one commit. Raise `SessionNotFound` after a delete
+        or expiry, since a save never recreates a session, and `StoreConflict` if another writer was
+        first.
         """
         ...
 
     async def revision(self, session_id: str) -> int:
-        """How many commits it has seen; raises like `get`."""
+        """Return the number of commits in the session; raise like `get`."""
         ...
 
     async def entries(
         self, session_id: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
     ) -> list[Entry]:
-        """Entries with `after < seq <= upto`, oldest first, at most `limit`."""
+        """Return the entries with `after < seq <= upto`, oldest first, at most `limit`."""
         ...
 
     def list(self) -> AsyncIterator[SessionInfo]:
-        """Every session that has not expired, the most recently active first."""
+        """Yield every session that has not expired, the most recently active first."""
         ...
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
-        """Save the session with nothing left of these entries, in it or in the store.
+        """Save the session and remove all content of these entries from the session and the store.
 
-        They keep their numbers. Raises like `save`; the object must not be used after that.
+        The entries keep their numbers. Raise like `save`; don't use the object afterwards.
         """
         ...
 
     async def delete(self, session_id: str) -> None:
-        """Delete it for good; a missing one is fine."""
+        """Delete a session permanently; a missing session is ignored."""
         ...
 
     async def delete_expired(self) -> int:
-        """Delete what has expired; returns how many sessions. Message ids last for 72 hours."""
+        """Delete expired sessions and return how many; message ids expire after 72 hours."""
         ...
 
     async def bind(self, key: str, session_id: str) -> None:
-        """From now on this key means that session; durable when this returns."""
+        """Bind this key to a session; the binding is durable on return."""
         ...
 
     async def bound(self, key: str) -> str | None:
-        """The session bound to this key, or None."""
+        """Return the id of the session bound to this key, or None."""
         ...
 
     async def has_heard(self, chat: str, message_id: str) -> bool:
-        """Whether a commit within at least the last 72 hours took a message with this id there."""
+        """Return True if the chat received a message with this id within the last 72 hours."""
         ...
 
     def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
-        """Sessions with an unanswered question, a waiting message, or an unsent answer.
+        """Yield the sessions with pending work, at a cost independent of all other sessions.
 
-        Also those whose erased entries may still be in an index.
-
-        With `pending` also those whose summary is behind. The cost does not grow with the sessions
-        that owe nothing.
+        These have an unanswered question, a waiting message, an unsent answer, or erased entries
+        that may still be indexed; with `pending`, also those whose summary is behind.
         """
         ...
 
     async def beat(self, node: Node) -> Sequence[Node]:
-        """Note that this process is alive; returns all recent ones, with their ages.
+        """Record that this process is alive, and return all recent processes with their ages.
 
-        Of the accounts it wants to hold, it gets those that no other living process holds, in one
-        step.
+        In the same step, the process gets each account in `holds` that no other living process has.
         """
         ...
 
     async def leave(self, node_id: str) -> None:
-        """Forget this process; an unknown one is fine."""
+        """Forget this process; an unknown one is ignored."""
         ...
 
     async def close(self) -> None:
-        """Close files and connections; closing twice is fine."""
+        """Close files and connections; closing twice is allowed."""
         ...
 
 
 class Channel(Protocol):
-    """Connects chats. It knows the bus and nothing else.
+    """A connection to chats, which knows only the bus.
 
-    If it has a method `take_no_more`, that is called when it should acknowledge no more messages,
-    and it continues sending until the loop has ended; any other channel is cancelled. If it has a
-    method `bind`, that listens before anything has started, and returns the address; it raises
-    `SettingsError` if that is not possible.
+    If a channel has a method `take_no_more`, a shutdown calls it to stop new messages, and the
+    channel keeps sending until the loop has ended; other channels are cancelled. If it has a method
+    `bind`, that method starts listening before everything else and returns the address, or raises
+    `SettingsError`.
     """
 
     @property
     def name(self) -> str:
-        """What `Inbound.channel` says."""
+        """The value of `Inbound.channel` in this channel's messages."""
         ...
 
     @property
     def streams(self) -> bool:
-        """Whether `send` wants pieces of an answer before the whole."""
+        """True if `send` also wants pieces of an answer before the whole."""
         ...
 
     async def run(self, bus: Bus) -> None:
-        """Put incoming messages on the bus, until cancelled or the other side has left."""
+        """Put incoming messages on the bus, until cancelled or disconnected."""
         ...
 
     async def send(self, item: Outbound | TextStreamed) -> None:
-        """Send one item to its chat; calls for one chat come one at a time, in order.
+        """Send one item to its chat; calls for the same chat arrive in order, one at a time.
 
-        Raises `SendLater` if it should be retried, and anything else if not. A channel that has
-        `confirms = True` returns only when the text has really arrived.
+        Raise `SendLater` to have the item sent again, and any other error to give up. A channel
+        with `confirms = True` returns only once the text has really arrived.
         """
         ...
 
 
 class Bus(Protocol):
-    """Between channels and the loop. Nothing here waits for a model."""
+    """The bus between channels and the loop. No method waits for a model."""
 
     def put_nowait(self, message: Inbound) -> None:
-        """Accept a message; raises `BusFull` if it was not accepted."""
+        """Accept a message, or raise `BusFull`."""
         ...
 
     async def put(self, message: Inbound) -> None:
@@ -388,14 +386,13 @@ class Bus(Protocol):
         ...
 
     def deliveries(self) -> AsyncIterator[Delivery]:
-        """Messages to answer, each gone only when acknowledged; ends when the bus is closed."""
+        """Yield the messages to answer until the bus is closed; each stays until acknowledged."""
         ...
 
     async def hand_in(self, message: Inbound) -> Outcome:
-        """Accept a message, and return what became of it; raises like `put_nowait`.
+        """Accept a message and return its outcome; raise like `put_nowait`.
 
-        If the caller is cancelled before that, the message stays in the bus and is stored as soon
-        as possible.
+        If the caller is cancelled while waiting, the message stays in the bus and is still stored.
         """
         ...
 
@@ -406,9 +403,10 @@ class Bus(Protocol):
         arrived: Callable[[], Awaitable[None]] | None = None,
         may_go: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        """Send a text to its chat; waits only while that chat has too many unsent texts.
+        """Queue a text for its chat, waiting only while too many of the chat's texts are unsent.
 
-        `arrived` is called once it has arrived, or never will; it must not raise.
+        `may_go` is called before each attempt; if it returns False, the text is dropped. `arrived`
+        is called once the text has arrived or has failed permanently, and must not raise.
         """
         ...
 
@@ -427,29 +425,29 @@ class Bus(Protocol):
         ...
 
     def attach(self, channel: Channel) -> None:
-        """From now on this channel serves its chats."""
+        """Serve this channel's chats from now on."""
         ...
 
     def streams(self, channel: str) -> bool:
-        """Whether that channel wants pieces of answers."""
+        """Return True if the channel wants answers in pieces."""
         ...
 
     def confirms(self, channel: str) -> bool:
-        """Whether that channel reports what has arrived: until then an answer is owed."""
+        """Return True if the channel confirms arrivals; an answer is pending until confirmed."""
         ...
 
     async def __aenter__(self) -> Self:
-        """Begin to deliver outgoing texts."""
+        """Start delivering outgoing texts."""
         ...
 
     async def __aexit__(self, *exc: object) -> bool | None:
-        """Stop delivering; unsent texts stay unsent (`flush` first)."""
+        """Stop delivering; unsent texts stay unsent (call `flush` first)."""
         ...
 
     def close(self) -> None:
-        """Accept nothing more; `deliveries` ends once it is empty."""
+        """Accept no more messages; `deliveries` ends once all have been taken."""
         ...
 
     async def flush(self) -> None:
-        """Wait until everything published has been sent or given up."""
+        """Wait until everything published has been sent or has failed."""
         ...

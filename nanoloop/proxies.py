@@ -1,4 +1,4 @@
-"""Proxies: which of those in the environment applies to an address."""
+"""Choose the proxy from the environment that applies to an address."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SCHEMES = ("http", "https", "socks5", "socks5h")
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy to use for a URL, with its password; None for a direct connection.
+    """Return the proxy for a URL, with its password, or None for a direct connection.
 
-    `HTTPS_PROXY`, `HTTP_PROXY` and `ALL_PROXY` name proxies, and `NO_PROXY` the hosts without one.
-    Raises `SettingsError` if one of them is not a proxy.
+    `HTTPS_PROXY`, `HTTP_PROXY` and `ALL_PROXY` set proxies, and `NO_PROXY` lists hosts to reach
+    directly. Raise `SettingsError` if one of the proxies is invalid.
     """
     parts = urlsplit(url)
     if is_this_machine(parts.hostname or "") or proxy_bypass(parts.netloc.rpartition("@")[2]):
@@ -41,7 +41,7 @@ def _usable(proxy: str) -> str:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether it is this machine's own name or address, which no proxy can reach."""
+    """Return True for this machine's own name or address, which no proxy can reach."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -49,11 +49,11 @@ def is_this_machine(host: str) -> bool:
 
 
 def is_socks(proxy: str) -> bool:
-    """Whether the proxy speaks SOCKS rather than HTTP."""
+    """Return True if the proxy uses SOCKS rather than HTTP."""
     return proxy.startswith("socks")
 
 
 def shown(proxy: str) -> str:
-    """The proxy's address without the user name and password."""
+    """Return the proxy's address without its user name and password."""
     parts = urlsplit(proxy)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -1,4 +1,4 @@
-"""Outgoing answers: owed by their session until their chat has them, even across restarts."""
+"""Send answers; each stays pending in its session until its chat has it, even after a restart."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def reply_to(
     *,
     incident: str | None = None,
 ) -> Outbound:
-    """A text for the chat that the message came from."""
+    """Create a text for the chat that sent this message."""
     return Outbound(
         channel=message.channel,
         chat=message.chat,
@@ -48,7 +48,7 @@ def reply_to(
 
 
 class Notices:
-    """The loop's own notices to chats; the operator is told what failed."""
+    """The loop's own notices to chats; failures are also announced to the operator."""
 
     def __init__(
         self, bus: Bus, sentences: Sentences, *, agents: Agents, sessions: Sessions
@@ -56,34 +56,35 @@ class Notices:
         self._bus = bus
         self._sentences = sentences
         self.told_of_store: dict[str, set[str]] = {}
-        """For each chat, the messages for which it was told that the store is away."""
+        """For each chat, the messages that were already told that the store is unavailable."""
         self._agents = agents
         self._sessions = sessions
 
     def speaking(self, message: Inbound) -> Sentences:
-        """The sentences in the language of the agent that answers it, or else of its channel."""
+        """Return the sentences in the language of the message's agent, or else of its channel."""
         session = self._sessions.known(message.session_key)
         named = self._agents.get(message.agent or "", self._agents.default)
         agent = named if session is None else self._agents.of(session)
         return self._sentences.speaking(agent.language or message.language)
 
     def text(self, message: Inbound, name: str, /, **facts: Any) -> str:
-        """The sentence with this name, for the chat that the message came from."""
+        """Return a sentence in the language for this message's chat."""
         return self.speaking(message).text(name, **facts)
 
     async def say(self, message: Inbound, name: str) -> None:
-        """Say the sentence with this name to the chat that the message came from."""
+        """Send a sentence to the message's chat."""
         await self.publish(reply_to(message, self.text(message, name)))
 
     async def apologise(self, message: Inbound, error: Exception) -> None:
-        """Tell the message's chat what failed, in plain words."""
+        """Tell the message's chat in plain words what failed."""
         apology = self.apology(message.session_key, error, to=message)
         await self.publish(reply_to(message, apology.text, "error", incident=apology.incident))
 
     async def store_is_away(self, key: str, message: Inbound, error: Exception) -> None:
-        """Tell that chat, unless it was told since its store last worked.
+        """Tell the chat that the store is unavailable, once per outage.
 
-        On a channel without confirmations, each message may have someone waiting: each is told.
+        On a channel without confirmations, someone may be waiting for each message, so each is
+        told.
         """
         told = self.told_of_store.setdefault(key, set())
         name = "" if self._bus.confirms(message.channel) else message.message_id or ""
@@ -92,14 +93,14 @@ class Notices:
             await self.apologise(message, error)
 
     def store_is_back(self, key: str) -> None:
-        """Note that what the chat wanted from the store has been done."""
+        """Record that the store has done what the chat was waiting for."""
         self.told_of_store.pop(key, None)
 
     async def publish(self, said: Outbound) -> None:
-        """Send it; a failing bus must not end every lane."""
+        """Send a text; if the bus fails, only announce that, so that the lanes survive."""
         try:
             await self._bus.publish(said)
-        except Exception as error:  # noqa: BLE001 - as its docstring says
+        except Exception as error:  # noqa: BLE001 - as above
             self.apology(said.chat, error)
 
     def apology(
@@ -111,7 +112,7 @@ class Notices:
         turn_id: str = "",
         is_kept: bool = False,
     ) -> Apology:
-        """What the chat is told; the operator finds the rest in the log."""
+        """Announce a failure to the operator, and return the sentence for the chat."""
         incident = self._sentences.incidents.of(error, place=session_id)
         with about(session_id=session_id, turn_id=turn_id):
             announce(FailureTold(**incident.facts))
@@ -121,7 +122,7 @@ class Notices:
 
 @dataclass(slots=True)
 class ChatClaim:
-    """This process's claim on a chat, until everything it has to send there is sent."""
+    """This process's claim on a chat, valid until its answer is sent."""
 
     nodes: Nodes
     sessions: Sessions
@@ -129,10 +130,10 @@ class ChatClaim:
     seq: int
     """The answer's number."""
     lapses: int
-    """The process's lapses as of before the claim was last known to be valid."""
+    """The process's lapses before the claim was last known to be valid."""
 
     async def is_good(self) -> bool:
-        """Whether the chat still belongs to this process; reads it again if that is uncertain."""
+        """Return True if the chat still belongs to this process; if in doubt, read it again."""
         while not self.nodes.is_sure(self.lapses):
             try:
                 await self.nodes.beat()
@@ -158,16 +159,16 @@ async def send_answer(
     seq: int,
     claim: ChatClaim,
 ) -> None:
-    """Send it while the chat is ours; once its channel confirms it, note that in the session."""
+    """Send an answer while the chat is ours, and record its confirmation in the session."""
 
     async def arrived() -> None:
-        with suppress(Exception):  # then it stays owed, and is sent again after a restart
+        with suppress(Exception):  # on failure, it is sent again after a restart
             with suppress(SessionNotFound):
-                # Opened again: since an undo, say, another object is the one of this id.
+                # Opened again, because an undo may have replaced the object with this id.
                 now = await sessions.open(session.id)
                 if now.created_at == session.created_at:
                     await sessions.change(now, lambda session: session.arrived(seq))
-            # Not before: between the two it would seem to be owed, and not on its way.
+            # After the commit: otherwise the answer would briefly look unsent and be sent again.
             sessions.has_arrived(session.id, seq)
 
     if seq not in session.unsent:
@@ -179,15 +180,15 @@ async def send_answer(
 async def send_owed(
     session: Session, seq: int, *, bus: Bus, sessions: Sessions, nodes: Nodes
 ) -> None:
-    """Resend an answer that may not have arrived before a restart, unless its channel is gone."""
+    """Resend an answer that may not have arrived before a restart, if its channel still exists."""
     claim = ChatClaim(nodes, sessions, session.id, seq, nodes.lapses)
     question, answer = await _owed(sessions, session.id, seq)
     if question is not None and answer is not None and question.channel not in bus.channels:
-        sessions.sent(session.id, seq)  # as far as this process goes
+        sessions.sent(session.id, seq)  # this process can't send it
         return
     claims = session.claims
     is_settled = question is None or answer is None
-    # Never twice where nothing can tell what has arrived: then it is kept before it is sent.
+    # Never sent twice if the channel can't confirm it: it is recorded as sent before sending.
     is_over = is_settled or not bus.confirms(question.channel if question else "")
 
     def act(session: Session) -> None:
@@ -214,9 +215,9 @@ async def send_owed(
 async def _owed(
     sessions: Sessions, session_id: str, seq: int
 ) -> tuple[Inbound | None, Entry | None]:
-    """A question and its answer, each None if it was erased or undone."""
+    """Return a question and its answer, each None if it was erased or undone."""
     question = answer = None
-    for after in (seq - LOOK_BACK, 0):  # the whole history only where much was done for it
+    for after in (seq - LOOK_BACK, 0):  # the whole history only if needed
         entries = await sessions.store.entries(session_id, after=max(0, after), upto=seq)
         answer = next((e for e in entries if e.seq == seq and e.role == "assistant"), None)
         question = question_in(entries)
@@ -226,11 +227,11 @@ async def _owed(
 
 
 def named(answer: Outbound, entry: Entry) -> Outbound:
-    """The answer with an id that stays the same, however often it is sent."""
+    """Return the answer with an id that stays the same each time it is sent."""
     return replace(answer, id=entry.id)
 
 
 def question_in(entries: Sequence[Entry]) -> Inbound | None:
-    """The newest chat message among these, or None."""
+    """Return the newest chat message among these entries, or None."""
     asked = [e for e in entries if is_asked(e) and e.metadata.get("channel")]
     return inbound_of(asked[-1]) if asked else None

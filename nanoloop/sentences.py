@@ -1,9 +1,8 @@
-"""What chats are told: a closed list of sentences, each in every language.
+"""The sentences that chats are told: a closed list, in every language.
 
-English is here, any other language in its file under `languages`, with the same names.
-
+English is defined here, and each other language in a file under `languages` with the same names.
 Every failure has two texts. The chat gets one of these sentences, chosen by the error's class and
-never from its text, and the incident's id; the operator gets the error's own text next to that id.
+never from its text, and the incident's id; the operator gets the error's own text with this id.
 """
 
 from __future__ import annotations
@@ -78,14 +77,14 @@ FAILURES: Mapping[str, str] = MappingProxyType(
         "incident": "incident",
     }
 )
-"""What is said when something fails; the last two are added to the others."""
+"""The sentences for failures; "kept" and "incident" are added to the others."""
 
 ENGLISH: Mapping[str, str] = MappingProxyType(
     {
         **FAILURES,
         "between": " ",
         "row": "{name}: {value}",
-        # Of each command, the line in /help.
+        # Each command's line in /help.
         "help_help": "list the commands",
         "help_new": "start a new conversation; this one is kept",
         "help_stop": "stop the current answer",
@@ -105,7 +104,7 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "help_undo": "take back the last exchange",
         "help_fork": "continue in a copy; this one stays as it is",
         "help_export": "show this conversation as text: /export md, or /export json",
-        # What they answer.
+        # The commands' answers.
         "unknown_command": "There is no /{name}: /help lists the commands.",
         "unknown_command_near": "There is no /{name}: did you mean /{near}?",
         "here": " (here)",
@@ -174,7 +173,7 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "forked": "You are now in the copy; /sessions lists both.",
         "export_form": "/export can write md or json, not {form!r}.",
         "export_cut": "... cut off here; for the whole text, run `{command}`",
-        # The rows of /status, and what is in them.
+        # The rows of /status, and their values.
         "status_session": "session",
         "status_agent": "agent",
         "status_messages": "messages",
@@ -202,11 +201,11 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "model_half-open": "breaker of {model} half-open",
         "model_as_answers": "the answering model",
         "summaries_today": "today {calls} calls, {tokens} tokens",
-        # An answer that the model did not come to.
+        # Answers that the loop gives when the model finds none.
         "gave_up": "I stopped after {steps} steps without reaching an answer.",
         "in_a_circle": "I stopped after {steps} steps: "
         "the model asked for the same thing {times} times in a row{tools}.",
-        # What a platform says itself.
+        # Messages from the platforms' access control.
         "stranger": "This is a private bot. Its operator can give you access: your id is {person}.",
         "pair": "This is a private bot. To get access, give its operator this code within an hour:"
         "\n{code}\n(`nanoloop pair approve {code}`, or `/pair {code}` in a chat with me.)",
@@ -219,7 +218,7 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "Please write to me in a room without encryption.",
     }
 )
-"""All sentences. One ending in `_one` replaces the other if its `count` is 1."""
+"""All sentences. One whose name ends in `_one` replaces the other if its `count` is 1."""
 
 _NAMES: Mapping[type[BaseException], str] = {
     ProviderError: "model_down",
@@ -243,101 +242,101 @@ _NAMES: Mapping[type[BaseException], str] = {
     LaneFull: "busy",
     BaseException: "crashed",
 }
-"""The sentence for a class and for all its subclasses that have none of their own."""
+"""Each class's sentence, which also applies to subclasses without their own."""
 
 SAID_CHARS = 500
-"""How much of an error's own text the operator sees."""
+"""How many characters of an error's own text the operator sees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """One failure as the operator sees it; it contains no message text and no secret."""
+    """A failure as the operator sees it, without message text or secrets."""
 
     incident: str
-    """Its id, which the chat is told too."""
+    """The incident's id, which is also sent to the chat."""
     error: str
     """The error's class."""
     where: str
     said: str
-    """The text of one of our own errors; for any other, only its class and place."""
+    """The text of one of our own errors; for any other error, only its class and place."""
 
     @property
     def facts(self) -> dict[str, str]:
-        """The incident in an event's form."""
+        """The incident's fields, as the event takes them."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apology:
-    """What a chat is told about a failure."""
+    """The text that tells a chat about a failure."""
 
     text: str
     incident: str
 
 
 INCIDENTS = 100
-"""How many failures of all chats are remembered; a terminal shows them below its sentences."""
+"""How many recent failures are remembered; a terminal shows them below the sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentReport:
-    """One incident, with its time and place."""
+    """An incident, with its time and place."""
 
     time: datetime
     place: str
-    """The session, or the path of a request."""
+    """The session's id, or the path of the request."""
     incident: Incident
 
 
 class Incidents:
-    """The latest failures that someone was told about."""
+    """The latest failures that a chat or client was told about."""
 
     def __init__(self) -> None:
         self._reports: deque[IncidentReport] = deque(maxlen=INCIDENTS)
 
     def of(self, error: BaseException, *, place: str) -> Incident:
-        """A new incident in this session, or at this path."""
+        """Create and remember an incident for a session or request path."""
         incident, now = incident_of(error), datetime.now(timezone.utc)
         self._reports.append(IncidentReport(time=now, place=place, incident=incident))
         return incident
 
     def last(self, count: int) -> list[IncidentReport]:
-        """The latest incidents, up to this many, newest last."""
+        """Return up to `count` of the latest incidents, newest last."""
         return list(self._reports)[-count:]
 
     def known(self, name: str | None) -> Incident | None:
-        """The incident with that id, if it is among the latest."""
+        """Return the incident with this id, if it is among the latest."""
         known = (report.incident for report in self._reports)
         return next((incident for incident in known if incident.incident == name), None)
 
     def line(self, name: str | None) -> str:
-        """The line below the sentence that names this incident; empty if it is not known."""
+        """Return the line to show below a sentence with this incident's id; "" if unknown."""
         incident = self.known(name)
         return "" if incident is None else f"incident {name}: {incident.said}\n"
 
 
 class Say(Protocol):
-    """Says a sentence from the list, in the language of the person it is for."""
+    """Returns a sentence from the list, in the reader's language."""
 
     def __call__(self, name: str, /, **facts: Any) -> str:
-        """The sentence with that name, with these facts in it."""
+        """Return the sentence with this name, with these facts filled in."""
         ...
 
 
 class Sentences:
-    """The closed list in one language, with the operator's own wordings."""
+    """The list in one language, including the operator's own wordings."""
 
     def __init__(
         self, texts: Mapping[str, str] | None = None, *, language: Language = "en"
     ) -> None:
-        """`texts` are the operator's own, in that language."""
+        """Create the list; `texts` are the operator's own sentences in this language."""
         self._texts = {**in_language(language), **(texts or {})}
         self._others: dict[str, Sentences] = {language: self}
         self.incidents = Incidents()
-        """The incidents reported with these sentences, in whatever language."""
+        """The incidents reported in any language."""
 
     def speaking(self, language: Language | None) -> Sentences:
-        """The same sentences in this language, or in their own if it has no table."""
+        """Return the sentences in another language, or these if the language has no table."""
         if language is None or language not in get_args(Language):
             return self
         if language not in self._others:
@@ -346,32 +345,32 @@ class Sentences:
         return self._others[language]
 
     def text(self, name: str, /, **facts: Any) -> str:
-        """The sentence with that name, with these facts in it."""
+        """Return the sentence with this name, with these facts filled in."""
         if facts.get("count") == 1 and f"{name}_one" in ENGLISH:
             name = f"{name}_one"
         text = self._texts[name]
         return text.format(**facts) if facts else text
 
     def joined(self, *sentences: str) -> str:
-        """These sentences, one after the other."""
+        """Join these sentences."""
         return self.text("between").join(sentences)
 
     def apology(self, error: BaseException, incident: str, *, is_kept: bool = False) -> Apology:
-        """What the chat is told about an error; `is_kept` says that its message is durable."""
+        """Return the text for an error; with `is_kept`, it adds that the message was stored."""
         parts = [self.text(name_of(error)), *([self.text("kept")] if is_kept else [])]
         told = self.joined(*parts, f"({self.text('incident')} {incident})")
         return Apology(text=told, incident=incident)
 
 
 def role(name: str | None, say: Say) -> str:
-    """What people call this role; an entry without one is a tool's."""
+    """Return a role's name for people; entries without a role belong to a tool."""
     told = f"role_{name or 'tool'}"
     return say(told) if told in ENGLISH else str(name)
 
 
 @cache
 def in_language(language: Language) -> Mapping[str, str]:
-    """All sentences in that language."""
+    """Return all sentences in this language."""
     if language == "en":
         return ENGLISH
     file = Path(__file__).parent / "languages" / f"{language}.toml"
@@ -382,14 +381,14 @@ in_english: Say = Sentences().text
 
 
 def name_of(error: BaseException) -> str:
-    """The name of the sentence for an error, by its class alone."""
+    """Return the name of the sentence for an error, chosen by its class alone."""
     return next(_NAMES[kind] for kind in type(error).__mro__ if kind in _NAMES)
 
 
 def incident_of(error: BaseException) -> Incident:
-    """A new incident, with what the operator may read about the error."""
+    """Create an incident with the facts about an error that the operator may read."""
     error_name, where = type(error).__name__, place_of(error)
-    # A tool's error quotes what the model asked it for; any other's may hold anything.
+    # A tool error quotes the model's request, and other errors may contain anything.
     is_fit = isinstance(error, NanoloopError) and not isinstance(error, ToolError)
     said = " ".join(str(error).split())[:SAID_CHARS] if is_fit else ""
     return Incident(

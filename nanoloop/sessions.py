@@ -1,4 +1,4 @@
-"""Open sessions: one object per id, and which session a chat has now."""
+"""Open sessions: one object per session, and the current session of each chat."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ T = TypeVar("T")
 
 
 class Sessions:
-    """Opens sessions from the store and keeps the most recent ones.
+    """Opens sessions from the store, and keeps the most recent ones in memory.
 
-    As long as anyone holds a session, such as a summary task, opening it again returns the same
-    object.
+    While anything else, such as a summary task, refers to a session, opening it again returns the
+    same object.
     """
 
     def __init__(
@@ -64,24 +64,24 @@ class Sessions:
         patience_seconds: float = 0,
         recall: Recall | None = None,
     ) -> None:
-        """What is erased in it is erased in the index of `recall`, too."""
+        """Create the collection; erasing entries also erases them from the index of `recall`."""
         self.store = store
         self._recall = recall
         self.writer = SessionWriter(store, patience_seconds=patience_seconds)
         self.attachments: Attachments | None = getattr(store, "attachments", None)
-        """The files that sessions refer to, if the store goes with any."""
+        """The files that sessions refer to, if the store comes with any."""
         self._alive: WeakValueDictionary[str, Session] = WeakValueDictionary()
         self._recent: BoundedDict[str, Session] = BoundedDict(limit)
         self._id_by_key: BoundedDict[str, str] = BoundedDict(limit)
         self._sent: dict[str, frozenset[int]] = {}
-        """Answers that this process has sent and that may not have arrived, by session."""
+        """The answers that this process has sent and that may not have arrived, by session."""
 
     async def open(self, session_id: str) -> Session:
-        """The session with this id; raises `SessionNotFound`."""
+        """Return the session with this id; raise `SessionNotFound`."""
         session = self._alive.get(session_id)
         if session is None:
             loaded = await self.store.load(session_id)
-            # Someone else may have opened it meanwhile: the first object is the one.
+            # Another task may have opened it meanwhile: the first object wins.
             session = self._alive.setdefault(session_id, loaded)
         if session.has_expired():
             self.forget(session_id)
@@ -90,18 +90,18 @@ class Sessions:
         return session
 
     def known_id(self, key: str) -> str | None:
-        """The id of the chat's current session, as far as this process knows."""
+        """Return the id of the chat's current session, as far as this process knows."""
         return self._id_by_key.get(key)
 
     async def seen_at(self, session_id: str, revision: int) -> Session:
-        """The session, at this commit or a later one; raises like `open`."""
+        """Return the session as of this commit or a later one; raise like `open`."""
         session = await self.open(session_id)
         if session.revision < revision:
             await self.writer.catch_up(session, revision)
         return session
 
     async def fresh(self, session_id: str) -> Session:
-        """The session as it is stored now, whoever wrote last; raises like `open`."""
+        """Return the session as the store has it now; raise like `open`."""
         if (known := self._alive.get(session_id)) is not None:
             try:
                 await self.writer.catch_up(known, await self.store.revision(session_id))
@@ -111,52 +111,52 @@ class Sessions:
         return await self.open(session_id)
 
     def known(self, key: str) -> Session | None:
-        """The chat's current session, if it is in memory."""
+        """Return the chat's current session if it is in memory."""
         return self._alive.get(self._id_by_key.get(key) or id_for_key(key))
 
     def sent_of(self, session_id: str) -> frozenset[int]:
-        """The answers of this session that this process has sent and that may not have arrived."""
+        """Return the session's answers that were sent here and may not have arrived."""
         return self._sent.get(session_id, frozenset())
 
     def sent(self, session_id: str, seq: int) -> None:
-        """Note that this answer is on its way."""
+        """Record that this answer is being sent."""
         self._sent[session_id] = self.sent_of(session_id) | {seq}
 
     def has_arrived(self, session_id: str, seq: int) -> None:
-        """Note that this answer is no longer on its way."""
+        """Record that this answer is no longer being sent."""
         left = self.sent_of(session_id) - {seq}
         self._sent.pop(session_id, None)
         if left:
             self._sent[session_id] = left
 
     async def change(self, session: Session, act: Callable[[Session], T]) -> T:
-        """Like `SessionWriter.change`; a deleted session is released."""
+        """Change a session like `SessionWriter.change`; drop it from memory if it was deleted."""
         try:
             return await self.writer.change(session, act)
         except SessionNotFound:
-            if self._alive.get(session.id) is session:  # and not the one that was made since
+            if self._alive.get(session.id) is session:  # not one created since
                 self.forget(session.id)
             raise
 
     async def named(self, session_id: str, *, agent: str | None = None) -> Session:
-        """The session with this id; a new one if there is none, or it expired."""
+        """Return the session with this id, or a new one if it doesn't exist or has expired."""
         return await self._open_or_create(session_id, session_id, agent)
 
     async def current(self, key: str, *, agent: str | None = None) -> Session:
-        """The chat's current session; a new one if it has none, or it expired."""
+        """Return the chat's current session, or a new one if it has none or the session expired."""
         session = await self._open_or_create(key, await self.current_id(key), agent)
-        # Not before it is durable that it has moved: a kill would leave the key pointing astray.
+        # Only once the move is durable: otherwise a crash would leave the key pointing nowhere.
         if session.moved and await self.writer.look(session, attrgetter("moved")):
             session = await self.follow(session, agent=agent)
             self._id_by_key[key] = session.id
-            await self.store.bind(key, session.id)  # so that nobody has to follow it again
+            await self.store.bind(key, session.id)  # so that the next reader need not follow it
         return session
 
     async def follow(self, session: Session, *, agent: str | None = None) -> Session:
-        """The session in which this one's chat continues, now with what waited in this one."""
+        """Return the session where the chat continues, with the messages that waited here."""
         passed = {session.id}
         while session.moved:
-            if session.moved in passed:  # they point at each other: the last one is the one
+            if session.moved in passed:  # they point at each other: the last one wins
                 await self.change(session, _welcome)
                 break
             key = session.key or session.id
@@ -167,7 +167,7 @@ class Sessions:
         return session
 
     async def outlive(self, old: Session, key: str) -> Session:
-        """The next session of a chat whose session expired, with what waited in it."""
+        """Return the chat's next session after its session expired, with the waiting messages."""
         session = await self.current(key, agent=old.agent)
         await self._have_taken_over(session, old.waiting, old=old)
         return session
@@ -179,13 +179,13 @@ class Sessions:
             return await self._create(key, session_id, agent)
 
     async def current_fresh(self, key: str, *, agent: str | None = None) -> Session:
-        """Like `current`, but as it is stored now, whoever wrote last."""
+        """Like `current`, but return the session as the store has it now."""
         with suppress(SessionNotFound):
             await self.fresh(await self.current_id(key))
         return await self.current(key, agent=agent)
 
     async def current_id(self, key: str) -> str:
-        """The id of the chat's current session, or of its first one."""
+        """Return the id of the chat's current session, or of its first one."""
         session_id = self._id_by_key.get(key)
         if session_id is None:
             session_id = await self.store.bound(key) or id_for_key(key)
@@ -193,7 +193,7 @@ class Sessions:
         return session_id
 
     def note_current(self, key: str, session_id: str) -> None:
-        """Note that this chat is in that session, whichever process brought it there."""
+        """Record the chat's current session, whichever process has chosen it."""
         self._id_by_key[key] = session_id
 
     async def _create(self, key: str, session_id: str, agent: str | None) -> Session:
@@ -207,7 +207,7 @@ class Sessions:
         return session
 
     async def start_new(self, key: str, *, agent: str | None = None) -> Session:
-        """A fresh session for this chat; the previous one stays stored."""
+        """Create a fresh session for the chat; the previous one stays stored."""
         old = await self._left(key)
         created = await _stamped(
             key, lambda new_id: self.store.create(id=new_id, key=key, agent=agent)
@@ -219,19 +219,19 @@ class Sessions:
         return created
 
     async def switch(self, key: str, session_id: str) -> Session:
-        """Move this chat to another session; raises `SessionNotFound`."""
+        """Switch the chat to another session; raise `SessionNotFound`."""
         session = await self.open(session_id)
         await self._go_on_in(session, key, await self._left(key))
         return session
 
     async def _left(self, key: str) -> Session | None:
-        """The session that this chat is about to leave; None if it can't be read."""
+        """Return the session that the chat is about to leave, or None if it can't be read."""
         with suppress(SessionDamaged, NotReadable):
             return await self.current(key)
         return None
 
     async def _go_on_in(self, session: Session, key: str, old: Session | None) -> None:
-        """Move the chat there, with what waits; one commit in the old session decides."""
+        """Move the chat and its waiting messages, decided by one commit in the old session."""
         if old is not None:
             if session is not old:
                 await self.change(session, _welcome)
@@ -243,7 +243,7 @@ class Sessions:
             await self._pass_on(old, session)
 
     async def _pass_on(self, old: Session, session: Session) -> None:
-        """Pass on what waits in a session that its chat has left."""
+        """Move the waiting messages out of a session that its chat has left."""
         if waiting := old.waiting:
             await self._have_taken_over(session, waiting, old=old)
             with suppress(SessionNotFound):  # deleted meanwhile
@@ -252,7 +252,7 @@ class Sessions:
     async def _have_taken_over(
         self, session: Session, waiting: Sequence[Entry], *, old: Session
     ) -> None:
-        """Queue these here too, each once, whoever passes it on and whatever became of it here."""
+        """Queue these messages in the session, each only once, even if several processes try."""
         take = partial(self._take_over, session, waiting, old=old)
         await self.writer.together(session.id, take)
 
@@ -260,16 +260,16 @@ class Sessions:
         passed = [_passed_on(entry, session.id) for entry in waiting]
         await self._share(waiting, by=old.id, to=session.id)
         while passed:
-            with suppress(AlreadyHeard):  # another process was first with some of them
+            with suppress(AlreadyHeard):  # another process has already moved some
                 return await self.change(session, partial(_take_over, waiting=passed))
             known = self.store.has_heard
             passed = [each for each in passed if not await known(session.id, each.id)]
         return None
 
-    # The files that they refer to
+    # The files that sessions refer to
 
     async def take(self, session: Session, entry: Entry, act: Callable[[Session], T]) -> T:
-        """Like `change`, and let the session use the files that came with this message."""
+        """Like `change`, but first give the session access to the message's files."""
         attachments, files = self.attachments, files_in(entry)
         if attachments is None or not files:
             return await self.change(session, act)
@@ -278,19 +278,19 @@ class Sessions:
             await attachments.refer(session.id, files)
             return await self.change(session, act)
 
-        # What erases an earlier message with such a file comes before both, or after both.
+        # A task that erases an earlier message with the same file runs before or after both steps.
         return await self.writer.together(session.id, taken)
 
     async def _share(self, entries: Iterable[Entry], *, by: str, to: str) -> None:
-        """Let another session use the files of entries that it gets from this one."""
+        """Give another session access to the files of entries that it receives."""
         if self.attachments is not None:
             files = set().union(*map(files_in, entries))
             await self.attachments.share(files, by=by, to=to)
 
-    # What people do with them
+    # Operations for users
 
     async def of_key(self, key: str) -> list[SessionInfo]:
-        """The sessions that this chat has had, oldest first, without archived ones."""
+        """Return the sessions that a chat has had, oldest first, except archived ones."""
         infos = [info async for info in self.store.list() if info.key == key and not info.archived]
         return sorted(infos, key=lambda info: (info.created_at, info.id))
 
@@ -302,9 +302,9 @@ class Sessions:
         new_id: str | None = None,
         key: str | None = None,
     ) -> Session:
-        """A copy of its history up to an entry, by number or id; durable when this returns.
+        """Copy a session up to an entry, by number or id; the copy is durable on return.
 
-        Raises `SessionNotFound`, `SessionExists`, and ValueError if there is no such entry.
+        Raise `SessionNotFound`, `SessionExists`, or ValueError if there is no such entry.
         """
         whole = await self.store.get(session_id)
         fork = await anyio.to_thread.run_sync(whole.fork, upto)
@@ -319,36 +319,36 @@ class Sessions:
         return await (added(new_id) if new_id else _stamped(key or session_id, added))
 
     async def undo(self, session: Session) -> list[Entry]:
-        """Undo the last exchange, durable when this returns; [] if there is none.
+        """Undo the last exchange durably and return its entries; [] if there is none.
 
-        Raises `NotPossible` if it can't be done.
+        Raise `NotPossible` if the exchange can't be undone.
         """
         await self.ready_to_undo(session)
         return await self.change(session, _undone)
 
     async def ready_to_undo(self, session: Session) -> None:
-        """Load what becomes visible once the last exchange is undone."""
-        if not session.shows_earlier:  # then the window would be empty afterwards
+        """Load the entries that become visible again once the last exchange is undone."""
+        if not session.shows_earlier:  # otherwise the window would end up empty
             await self.writer.make_whole(session)
 
     async def erase(self, session_id: str, seqs: Collection[int]) -> Session:
-        """Erase these entries for good, durable when this returns; raises `NotPossible`.
+        """Erase these entries permanently; durable on return; raise `NotPossible`.
 
-        Other objects of this session can't bring them back: their saves conflict. Until
-        `finish_erasing` has removed their copies, the session owes that.
+        Other objects of the session can't bring the entries back, because their saves conflict. The
+        session records that copies remain, until `finish_erasing` has removed them.
         """
         session = await self.open(session_id)
         try:
             await self.writer.erase(session, seqs)
-        except BaseException:  # what was erased in memory only must not seem to be gone
+        except BaseException:  # the store still has what memory has lost
             self.forget(session_id)
             raise
         return session
 
     async def finish_erasing(self, session: Session) -> None:
-        """Remove the copies of what was erased in it from the search index, if any may be left.
+        """Remove copies of a session's erased entries from the search index, if any may remain.
 
-        Raises `IndexUnusable`: then it is still owed.
+        Raise `IndexUnusable` if that fails; the session then keeps its record of the copies.
         """
         if not session.erasing:
             return
@@ -358,38 +358,38 @@ class Sessions:
         await self.change(session, partial(erased, upto=upto))
 
     async def finish_all_erasing(self) -> None:
-        """The same for each session in which a process was stopped while it erased."""
+        """Finish erasing in every session in which a process was stopped while erasing."""
         for owed in [owed async for owed in self.store.owing() if owed.erasing]:
             with suppress(SessionNotFound, SessionDamaged, NotReadable, IndexUnusable):
                 await self.finish_erasing(await self.fresh(owed.id))
 
     async def delete(self, session_id: str) -> None:
-        """Delete a session for good, with its copies in the search index; a missing one is fine."""
-        # The index first: once the session is gone, nothing tells what a kill left there.
+        """Delete a session permanently, with its index entries; a missing session is ignored."""
+        # The index first: once the session is gone, nothing shows what a crash left in the index.
         with suppress(IndexUnusable):  # raised below
             await self._leave_index(session_id)
-        # A message that comes meanwhile finds all of it gone, or is gone with it.
+        # Any file of a message that arrives meanwhile is deleted before it or together with it.
         await self.writer.together(session_id, partial(self.store.delete, session_id))
         self.forget(session_id)
-        await self._leave_index(session_id)  # what was indexed meanwhile
+        await self._leave_index(session_id)  # entries indexed meanwhile
 
     async def _leave_index(self, session_id: str) -> None:
         if self._recall is not None:
             await self._recall.forget(session_id)
 
     async def correct_summary(self, session: Session, text: str) -> None:
-        """Replace the summary with this text; durable when this returns."""
+        """Replace the summary with this text; durable on return."""
 
         def act(session: Session) -> None:
             is_being_written = session.summary_in_progress
             session.update_summary(text)
-            # The one being written finds it changed, and drops its own.
+            # A summary being written then finds this change and is discarded.
             session.summary_in_progress = is_being_written
 
         await self.change(session, act)
 
     async def archive(self, session_id: str, *, archived: bool = True) -> None:
-        """Archive it, or bring it back; its time of last activity does not change."""
+        """Archive a session, or restore it, without changing its time of last activity."""
 
         def act(session: Session) -> None:
             metadata = {name: v for name, v in session.metadata.items() if name != ARCHIVED}
@@ -399,7 +399,7 @@ class Sessions:
         await self.change(await self.open(session_id), act)
 
     async def rename(self, session: Session, title: str) -> None:
-        """Give it another title, with single spaces; durable when this returns."""
+        """Set a session's title, with single spaces; durable on return."""
 
         def act(session: Session) -> None:
             session.title = " ".join(title.split())
@@ -407,7 +407,7 @@ class Sessions:
         await self.change(session, act)
 
     def forget(self, session_id: str) -> None:
-        """Release it, as after a delete."""
+        """Drop a session from memory, as after a delete."""
         self._recent.pop(session_id, None)
         self._alive.pop(session_id, None)
 
@@ -432,9 +432,9 @@ def check_undo(session: Session) -> None:
 
 
 def give_way(session: Session, question: Entry) -> Entry:
-    """The question, after undoing the exchange that it asks again, if that is the last.
+    """Undo the last exchange if the question repeats it, and return the question.
 
-    What is part of a summary stays. Call `Sessions.ready_to_undo` first.
+    An exchange covered by a summary is kept. Call `Sessions.ready_to_undo` first.
     """
     replaced = question.metadata.get(AGAIN)
     asked = last_exchange(session.entries_between(0, session.last_seq)) if replaced else []
@@ -445,13 +445,13 @@ def give_way(session: Session, question: Entry) -> Entry:
 
 
 def _welcome(session: Session) -> None:
-    """Have its chat continue here, and nowhere else."""
+    """Make the chat continue in this session, even if it had moved on."""
     if session.moved:
         session.move("")
 
 
 def _leave(session: Session, *, moved: str) -> bool:
-    """Have its chat continue there; returns whether it already continues elsewhere."""
+    """Make the chat continue in `moved`; return True if it already continues in another session."""
     has_left = session.moved not in {"", moved}
     if not has_left and moved != session.id:
         session.move(moved)
@@ -465,7 +465,7 @@ def _take_over(session: Session, *, waiting: Sequence[Entry]) -> None:
 
 
 def _passed_on(entry: Entry, session_id: str) -> Entry:
-    """The entry with a new id for that session, by which it is recognised if it comes back."""
+    """Return the entry with an id for the new session, to recognise it if it comes back."""
     name = hashlib.sha256(f"{entry.id} {session_id}".encode()).hexdigest()[: len(entry.id)]
     return replace(entry, id=name)
 
@@ -476,7 +476,7 @@ def _hand_over(session: Session, *, waiting: Sequence[Entry]) -> None:
 
 
 async def _stamped(key: str, add: Callable[[str], Awaitable[Session]]) -> Session:
-    """The session added under the first free id, made from the key and the time."""
+    """Add a session under the first free id made from the key and the time, and return it."""
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     base = f"{id_for_key(key)}@{stamp}"
     for number in range(100):
@@ -488,7 +488,7 @@ async def _stamped(key: str, add: Callable[[str], Awaitable[Session]]) -> Sessio
 
 
 def matching(infos: Iterable[SessionInfo], text: str) -> list[SessionInfo]:
-    """Those whose id, key or title begins with the text, then those whose title contains it."""
+    """Return sessions whose id, key or title begins with the text, then other matching titles."""
     wanted = text.casefold()
     begins: list[SessionInfo] = []
     has: list[SessionInfo] = []
@@ -506,7 +506,7 @@ def _searched_names(info: SessionInfo) -> Iterator[str]:
 
 
 async def mentions(store: Store, session_id: str, words: str) -> bool:
-    """Whether any single message of the history has all these words."""
+    """Return True if a single message of the history contains all these words."""
     wanted = words.casefold().split()
     after = 0
     try:

@@ -1,4 +1,4 @@
-"""Each event is one line of the log and one count."""
+"""Turn each event into one log line and one count."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LATEST = frozenset({"entries", "pending", "sessions"})
 
 
 class Telemetry:
-    """Receives every event; it never waits for anything, and never raises."""
+    """An observer of all events, which never waits and never raises."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class Telemetry:
         self.set_level(level)
 
     def set_level(self, level: Level) -> None:
-        """Write only lines of at least this level from now on."""
+        """Log only events of at least this level from now on."""
         self._written = _LEVELS[_LEVELS.index(level) :]
 
     def __call__(self, event: Event) -> None:
-        """Count it and, if it may be logged, write it to the log."""
+        """Count the event and, if allowed, log it."""
         name = event.name()
         values = {field.name: getattr(event, field.name) for field in fields(event)}
         self._count(name, values)
@@ -53,7 +53,7 @@ class Telemetry:
             self._write(event.level, name, values)
 
     def snapshot(self) -> dict[str, dict[str, float]]:
-        """How often each event happened, sums such as `turn_finished.tokens_in`, latest values."""
+        """Return event counts, sums such as `turn_finished.tokens_in`, and latest values."""
         return {"counts": dict(self.counts), "sums": dict(self.sums), "latest": dict(self.latest)}
 
     def _count(self, name: str, values: Mapping[str, Any]) -> None:
@@ -64,7 +64,7 @@ class Telemetry:
 
     def _write(self, level: Level, name: str, values: Mapping[str, Any]) -> None:
         told = {field: value for field, value in values.items() if field not in _NEVER_LOGGED}
-        # A log that can't be written, on a full disk or a closed terminal, stops no conversation.
+        # A log that can't be written, such as on a full disk, must not stop any conversation.
         with suppress(OSError, ValueError):
             getattr(self._lines, level)(name, **told)
 

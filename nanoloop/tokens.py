@@ -1,6 +1,6 @@
-"""A rough token count for requests, by kind of character; no tokenizer needed.
+"""Estimate the tokens of requests by kind of character, without a tokenizer.
 
-The provider's own counts slowly correct it, for each model.
+The provider's own counts gradually correct the estimate for each model.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
 from nanoloop.session.speech import is_told_apart, other_words, quotes_of
 
 MESSAGE_TOKENS = 4
-"""Tokens that a message takes besides its words."""
+"""The tokens that a message needs in addition to its words."""
 PART_TOKENS = 1000
-"""Tokens assumed for a picture, or any other part that isn't text."""
+"""The tokens assumed for a picture, or any other part that isn't text."""
 MARK_TOKENS = 12
-"""Tokens of a name with its handle."""
+"""The tokens of a name with its handle."""
 
 _WORDS = (ascii_letters + whitespace).encode()
 _DIGITS = digits.encode()
@@ -39,16 +39,16 @@ _SCRIPTS = (
     (re.compile("[\u2000-\u206f\ufe00-\ufe0f]+"), 0.8),  # dashes, quotes, joiners
 )
 _PER_OTHER = 2.0
-"""Tokens for an emoji, or anything rarer."""
+"""The tokens for an emoji, or for anything rarer."""
 
 LEAST, MOST = 0.5, 2.0
 """The limits of the correction."""
 _STEP = 0.2
-"""How much of the way to a new measurement the correction moves."""
+"""The share of the difference by which one measurement moves the correction."""
 
 
 def text_tokens(text: str) -> int:
-    """Tokens of a text: about four letters each in English, fewer characters in other scripts."""
+    """Estimate a text's tokens: one per four English letters, more in other scripts."""
     plain = text.encode("ascii", "ignore")
     tokens = _ascii_tokens(plain)
     if len(plain) < len(text):
@@ -73,7 +73,7 @@ def _other_tokens(text: str) -> float:
 
 
 def entry_tokens(entry: Entry) -> int:
-    """Tokens that this entry takes in a request; 0 for what the model isn't shown."""
+    """Estimate an entry's tokens in a request; 0 for entries that the model isn't shown."""
     if entry.type == TOOL_RESULT:
         return MESSAGE_TOKENS + text_tokens(result_text(entry))
     if entry.type == TOOL_CALL:
@@ -92,7 +92,7 @@ def entry_tokens(entry: Entry) -> int:
 
 
 def _marks_tokens(entry: Entry) -> int:
-    """Tokens of what others said in a message, and of the marks that say who said what."""
+    """Estimate the tokens of quotes in a message, and of the marks that name the speakers."""
     if not is_told_apart(entry):
         return 0
     quotes = list(quotes_of(entry))
@@ -104,7 +104,7 @@ def _is_text(part: Any) -> bool:
 
 
 def tools_tokens(specs: Iterable[ToolSpec]) -> int:
-    """Tokens of what the model is told about its tools."""
+    """Estimate the tokens of the tools' descriptions."""
     return sum(MESSAGE_TOKENS + text_tokens(_json(asdict(spec))) for spec in specs)
 
 
@@ -113,17 +113,17 @@ def _json(value: Any) -> str:
 
 
 class Ratios:
-    """The provider's count per estimated token, by model; in memory only."""
+    """The ratio of counted to estimated tokens for each model, kept in memory only."""
 
     def __init__(self) -> None:
         self._by_model: dict[str | None, float] = {}
 
     def of(self, model: str | None) -> float:
-        """The correction for this model; 1 until something has been counted."""
+        """Return the model's correction factor, which is 1 before the first measurement."""
         return self._by_model.get(model, 1.0)
 
     def learn(self, model: str | None, *, estimated: int, counted: int) -> None:
-        """Move the ratio towards what was counted; a count of 0 means that there was none."""
+        """Adjust the model's factor to the provider's count; 0 means that there was none."""
         if estimated <= 0 or counted <= 0:
             return
         measured = min(MOST, max(LEAST, counted / estimated))

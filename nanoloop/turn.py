@@ -1,7 +1,7 @@
-"""One turn: take the question, ask, run the tools, keep the results, until there is an answer.
+"""Run one turn: ask the model, run its tools, store the results, until there is an answer.
 
-It works on a session and follows two policies: what is kept (`Keeping`) and what is cut
-(`Cutting`). The daemon, `Agent.ask` and the API without a session differ in these alone.
+A turn works on a session and follows two policies: what is stored (`Keeping`) and what is cut
+(`Cutting`). Only these differ between the daemon, `Agent.ask` and the API without a session.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ if TYPE_CHECKING:
     from nanoloop.agents import Agent
 
 SAME_CALLS = 4
-"""How often in a row a model may ask for the very same calls; the last time they are not run.
+"""How often in a row a model may request the same calls; the last time, they are not run.
 
-A tool that is meant to be called repeatedly may be called as often as a turn has steps.
+A repeatable tool may be called as often as a turn has steps.
 """
 BUFFER_SEVERITY = 30
-"""The severity of a full window among the rules of a resize: higher than that of the turns."""
+"""A full window's severity among the resize rules, higher than that of the rule on turns."""
 
 
 T = TypeVar("T")
 Act = Callable[[Session], Any]
-"""A change to a session in one piece: it waits for nothing, and may run again."""
+"""A change to a session. It never waits, and may be run again after a conflict."""
 
 
 async def _in_memory(session: Session, act: Act) -> Any:
@@ -70,7 +70,7 @@ async def _in_memory(session: Session, act: Act) -> Any:
 
 
 def _no_change(_: Session) -> None:
-    """Change nothing: only what is already there is written."""
+    """Change nothing, so that only earlier changes are written."""
 
 
 def _nothing(_: Session) -> Sequence[Entry]:
@@ -79,37 +79,37 @@ def _nothing(_: Session) -> Sequence[Entry]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """What is kept of a turn, and where it is kept."""
+    """What a turn stores, and where."""
 
     change: Callable[[Session, Act], Awaitable[Any]] = _in_memory
-    """Applies an act to the session, durable when it returns if the session is stored anywhere."""
+    """Applies an act to the session; durable on return if the session is in a store."""
     store: Store | None = None
-    """Where its older entries are read; None if it has all of them."""
+    """The store to read older entries from; None if the session has all of them."""
     recording: Recording | None = None
-    """How much of the question and answer is kept; None for all of both."""
+    """How much of the question and answer is stored; None stores everything."""
     steering: Callable[[Session], Sequence[Entry]] = _nothing
-    """What the model is to be told between two steps."""
+    """Returns the messages to add to the conversation between two steps."""
 
     @property
     def is_held(self) -> bool:
-        """Whether nothing is added to the session until a handler says at the end what to add."""
+        """True if the session stays unchanged until a handler decides at the end what to add."""
         return self.recording is not None and self.recording.handler is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cutting:
-    """What is cut from a session's window, and who is told about it."""
+    """What is cut from a session's window, and whom to tell."""
 
     limit: int
-    """The window is cut if it has more messages than this."""
+    """A window with more messages than this is cut."""
     keep: int
-    """About how many of the newest messages stay."""
+    """Roughly how many of the newest messages remain."""
     by_defaults: bool = True
-    """Whether the session's default limits also apply after an answer if none were set."""
+    """Apply the session's default limits after an answer, even if none were set."""
     heard: Callable[[], object] = lambda: None
-    """Called after each cut that a request or an answer caused: what left awaits its summary."""
+    """Called after each cut made by a request or an answer, so that a summary can start."""
     follow: Callable[[str], object] = lambda _: None
-    """Called with the session's id after each cut, so that what left can be searched."""
+    """Called with the session's id after each cut, so that the index can be updated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,27 +118,27 @@ class Answer:
 
     text: str
     entries: tuple[Entry, ...]
-    """What still has to be kept: the last thought, and the answer."""
+    """The entries that are not stored yet: the last reasoning, and the answer."""
     steps: int
     usage: Usage
     finish_reason: str
     calls: tuple[Entry, ...] = ()
-    """What the model asks the client's tools for, if that ended the turn."""
+    """The calls of the client's own tools, if they ended the turn."""
 
 
 def trimmed(session: Session, limit: int, keep: int) -> int:
-    """Cut a full window to about its last `keep` messages; returns how many left it."""
+    """Cut a full window to about its last `keep` messages; return how many were cut."""
     buffer = _buffer_of(session, limit)
     return len(session.trim_if_needed(limit=buffer, min_keep=keep)[0]) if buffer else 0
 
 
 def _buffer_of(session: Session, limit: int) -> int:
-    # A limit of messages that the session was given itself weighs more than this one.
+    # A message limit set for the session itself overrides this one.
     return 0 if session.settings.is_set and session.settings.messages > 0 else limit
 
 
 class Turn:
-    """One question in a session, on its way to an answer."""
+    """A question in a session, from its arrival to its answer."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Turn:
         on_text: OnText | None = None,
         sentences: Sentences | None = None,
     ) -> None:
-        """Without `cutting` nothing is ever left out; `theirs` are tools that the client runs."""
+        """Create a turn; without `cutting` nothing is left out, and the client runs `theirs`."""
         self.session = session
         self._agent = agent
         self._provider = agent.hooks.before(provider, agent)
@@ -164,27 +164,27 @@ class Turn:
         self._tools = (*agent.toolbox.specs, *theirs) or None
         self._on_text = on_text
         self._say = (sentences or Sentences().speaking(agent.language)).text
-        self.id = fresh_id()[8:20]  # of time, and of chance
+        self.id = fresh_id()[8:20]  # from the time and random bits
         self.said = ""
-        """The text of the current step so far."""
+        """The text that the model has written in this step so far."""
         self._running = 0
-        """Tools of the step that have not returned."""
+        """How many tools of the step are still running."""
         self._finished: list[Entry] = []
-        """Results of the step's tools that are not yet known to be kept."""
+        """The results of the step's tools that may not be stored yet."""
         self._effects = Effects(agent.toolbox)
         self._asked = 0
-        """The number of the question, if the session has it."""
+        """The question's number, if the session has the question."""
         self._left = 0
-        """Entries that left the window with the answer."""
+        """How many entries left the window when the answer was added."""
         self._usage = Usage()
         self._may_shrink = cutting is not None
         self._spoke_before = False
         self._calls = ""
-        """What the last step asked its tools for."""
+        """The tool calls that the last step requested."""
         self._repeats = 0
 
     def about(self) -> AbstractContextManager[None]:
-        """Mark events reported in this context as belonging to this turn."""
+        """Attach this turn's id to events announced in the context."""
         return about(session_id=self.session.id, turn_id=self.id)
 
     # The question
@@ -192,10 +192,10 @@ class Turn:
     async def begin(
         self, *questions: Entry, shown: Entry | None = None, then: Act = _no_change
     ) -> int:
-        """Keep the questions, cut the window if it is full, and do `then`: all durable at once.
+        """Store the questions, cut the window if it is full, and apply `then`, in one commit.
 
-        Returns the number of the last one, which the model sees as `shown` if that is given. If the
-        turn is held, the session doesn't get it, and its number is 0.
+        Return the last question's number; the model sees that question as `shown`, if given. While
+        a handler decides what to store, the session is left unchanged, and the number is 0.
         """
         if self._keeping.is_held:
             self._view.beside += [shown] if shown else questions
@@ -225,14 +225,14 @@ class Turn:
             self._cutting.follow(self.session.id)
 
     async def change(self, act: Callable[[Session], T]) -> T:
-        """Do this to the session, durable when it returns if the session is stored anywhere."""
+        """Apply a change to the session; durable on return if the session is in a store."""
         done: T = await self._keeping.change(self.session, act)
         return done
 
     # The answer
 
     async def run(self) -> Answer:
-        """Ask until there is an answer; raises `ProviderError` if there will be none."""
+        """Ask the model until it answers; raise `ProviderError` if it can't."""
         here.set(self.session)
         self._recall_effects()
         for step in range(1, self._agent.limits.steps + 1):
@@ -245,9 +245,9 @@ class Turn:
             entries = _call_entries(calls)
             if theirs := [call for call in entries if call.content["tool"] in self._theirs]:
                 return self._ended(reply.text, "tool_calls", step, calls=tuple(theirs))
-            # Kept before they run: whatever a tool does, the log says who asked for it.
+            # Stored before they run, so that the log shows who asked for a tool's effects.
             self._spoke_before = self._spoke_before or bool(self.said)
-            # Handed over before the wait: stopped while it is saved, it is not added again.
+            # Cleared before the wait, so that a stop during the save doesn't add the text again.
             self.said = ""
             await self._keep([*_words(reply), *entries])
             await self._run_tools(calls)
@@ -255,12 +255,12 @@ class Turn:
         return self._given_up(steps, "max_steps", self._say("gave_up", steps=steps))
 
     def _recall_effects(self) -> None:
-        """Recall what was done for the question before the turn was interrupted."""
+        """Restore the record of tool effects from before the turn was interrupted."""
         if since := self._asked or self.session.awaiting:
             self._effects.recall(self.session.entries_between(since, self.session.last_seq))
 
     async def _keep(self, entries: Sequence[Entry]) -> None:
-        """Add these entries, durable when this returns."""
+        """Add these entries; durable on return."""
         if self._keeping.is_held:
             self._view.beside.extend(entries)
             return
@@ -367,14 +367,14 @@ class Turn:
         return self._repeats == SAME_CALLS
 
     def _circle(self, calls: Sequence[ToolCall], steps: int) -> str:
-        # Only tools that there are: any other name is whatever the model's server made up.
+        # Only existing tools: any other name could be anything that the model's server made up.
         asked = {call.name for call in calls}
         names = ", ".join(spec.name for spec in self._tools or () if spec.name in asked)
         named = f" ({names})" if names else ""
         return self._say("in_a_circle", steps=steps, times=SAME_CALLS, tools=named)
 
     async def _run_tools(self, calls: Sequence[ToolCall]) -> None:
-        """Run them side by side and keep what they return, followed by whatever steers the turn."""
+        """Run the tools in parallel, and store their results and then any steering messages."""
         self._running = len(calls)
         async with anyio.create_task_group() as group:
             for call in calls:
@@ -385,14 +385,14 @@ class Turn:
         result = await self._effects.run(call)
         self._finished.append(result)
         self._running -= 1
-        # The last result is kept with what steers, when all tools have returned.
+        # The last result is stored together with steering messages, once all tools have returned.
         if self._running:
-            # A store that fails must not break off the other tools: the next commit tries again.
+            # A failing store must not interrupt the other tools: the next commit tries again.
             with suppress(Exception):
                 await self._keep_finished()
 
     async def _keep_finished(self, *, steers: bool = False) -> None:
-        """Make durable what has finished so far, followed with `steers` by what steers the turn."""
+        """Store the results that are available; with `steers`, also add steering messages."""
 
         def act(session: Session) -> list[Entry]:
             finished = self._add_finished(session)
@@ -404,7 +404,7 @@ class Turn:
         self._finished = [entry for entry in self._finished if entry.id not in kept]
 
     def _add_finished(self, session: Session) -> list[Entry]:
-        """Add the available results, except those that an earlier attempt added."""
+        """Add the available results, except those that an earlier attempt has added."""
         add = self._view.beside.append if self._keeping.is_held else session.add_entry
         there = {entry.id for entry in (*session.window, *self._view.beside)}
         for entry in self._finished:
@@ -412,14 +412,14 @@ class Turn:
                 add(entry)
         return list(self._finished)
 
-    # What there is without an answer
+    # Ending without an answer
 
     async def break_off(
         self, why: str, *, since: int = 0, half_said: bool = False, then: Act = _no_change
     ) -> None:
-        """Keep the available results, and close the calls from `since` on that have none.
+        """Store the available results, and close the calls since `since` that have none.
 
-        With `half_said` the beginning of an answer is kept too; `then` is done along with it.
+        `half_said` also stores the beginning of an answer; `then` is applied in the same commit.
         """
         said = Entry.message("assistant", self.said, metadata={"stopped": True})
         close = self.closing(why, since=since)
@@ -433,7 +433,7 @@ class Turn:
         await self.change(act)
 
     def closing(self, why: str, *, since: int = 0) -> Act:
-        """Add the available results, and state for the other calls why they have none."""
+        """Return an act that adds available results and closes the other calls with this reason."""
 
         def act(session: Session) -> None:
             self._add_finished(session)
@@ -441,16 +441,16 @@ class Turn:
 
         return act
 
-    # Behind the answer
+    # After the answer
 
     def cut_with_answer(self, session: Session) -> None:
-        """Resize in the act that adds the answer, if only built-in rules decide about it."""
+        """Resize in the same commit as the answer, if only built-in rules decide."""
         self._left = 0
         if self._may_resize(session) and not session.has_resize_handlers:
             self._left = session.cut_by_rules(least_severity=self._least_severity(session))
 
     def tell_cut(self) -> bool:
-        """Report what left the window with the now durable answer; returns whether anything did."""
+        """Announce what left the window with the stored answer; return True if anything did."""
         if self._left:
             self._tell_trimmed(self._left)
             self._hear_of_cut()
@@ -458,14 +458,14 @@ class Turn:
 
     @property
     def owes_resize(self) -> bool:
-        """Whether `resize` has anything to do."""
+        """True if `resize` has work to do."""
         session = self.session
         return self._may_resize(session) and (session.has_resize_handlers or session.is_memo_due)
 
     async def resize(self) -> None:
-        """Do what an answer doesn't wait for, and make it durable; raises like `async_resize`.
+        """Do the durable work that no answer waits for; raise like `async_resize`.
 
-        This is the memo, or the whole resize if the user has handlers for it.
+        This updates the memo, and resizes the history if the user has handlers for that.
         """
         session, store = self.session, self._keeping.store
         read = partial(store.entries, session.id) if store else None
@@ -473,7 +473,7 @@ class Turn:
             await self._resize_by_handlers(read)
         while session.is_memo_due:
             if not await session.update_memo(change=self.change, read=read):
-                break  # somebody wrote it meanwhile: behind the next answer it goes on with theirs
+                break  # another writer was first: continue after the next answer
 
     def _may_resize(self, session: Session) -> bool:
         cutting = self._cutting
@@ -486,17 +486,17 @@ class Turn:
         if decision is None or decision.get("severity", least) >= least:
             await session.async_resize(read=read)
         if evicted := before - {entry.seq for entry in session.window}:
-            self._tell_trimmed(len(evicted))  # before the wait: a request may be made meanwhile
-        await self.change(_no_change)  # where another writer was first, it is done again later
+            self._tell_trimmed(len(evicted))  # before the wait, in case of a request meanwhile
+        await self.change(_no_change)  # repeated later if another writer was first
 
     def _least_severity(self, session: Session) -> int:
-        """The least severity a rule needs: a full window, left to `begin`, outweighs some rules."""
+        """Return the severity a rule needs; a full window, cut by `begin`, outweighs some."""
         limit = 0 if self._cutting is None else _buffer_of(session, self._cutting.limit)
         return BUFFER_SEVERITY if 0 < limit < message_count(session.window) else 0
 
 
 def close_calls(session: Session, why: str, *, since: int = 0) -> None:
-    """Record, for each call from `since` on without a result, why it has none."""
+    """Record the reason for each call since `since` that has no result."""
     for call in open_calls([e for e in session.window if e.seq >= since]):
         name, call_id = call.content.get("tool", ""), call.call_id
         unknown = {UNKNOWN: True}
@@ -504,31 +504,31 @@ def close_calls(session: Session, why: str, *, since: int = 0) -> None:
 
 
 Paths = str | Sequence[str]
-"""One dotted path or several: `question.text`, `items.0.name`."""
+"""One or more dotted paths: `question.text`, `items.0.name`."""
 _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """How questions and answers are kept. If the paths match nothing, everything is kept."""
+    """How questions and answers are stored. Everything is stored if the paths match nothing."""
 
     input_paths: Paths = ()
     output_paths: Paths = ()
-    """Paths into the answer, if it is JSON."""
+    """Paths into the answer, if the answer is JSON."""
     handler: Handler | None = None
-    """Maps (given, answer) to the messages to keep instead; None or [] keeps nothing."""
+    """Maps (given, answer) to the messages to store instead; None or [] stores nothing."""
 
     @property
     def is_partial(self) -> bool:
-        """Whether less of a question is kept than the model is shown."""
+        """True if only part of a question is stored, although the model sees all of it."""
         return bool(self.input_paths)
 
     def question(self, given: Any) -> Entry:
-        """The user's entry as it is kept."""
+        """Return the user's entry in the form to store."""
         return Entry.message("user", content_of(picked(given, self.input_paths)))
 
     def answer(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The last entries of a turn as they are kept."""
+        """Return a turn's last entries in the form to store."""
         return [self._kept(entry) if entry.role == "assistant" else entry for entry in entries]
 
     def _kept(self, entry: Entry) -> Entry:
@@ -538,7 +538,7 @@ class Recording:
         return entry if found == text else replace(entry, content=content)
 
     async def by_handler(self, given: Any, text: str) -> Sequence[Mapping[str, Any]]:
-        """The messages to keep, as the handler says."""
+        """Return the messages that the handler chose to store."""
         if self.handler is None:
             return []
         said = await called(self.handler, *fitting(self.handler, given, text))
@@ -546,7 +546,7 @@ class Recording:
 
 
 def content_of(given: Any) -> Any:
-    """What was given as a message's content: text and parts as they are, anything else as JSON."""
+    """Return a value as message content: text and parts unchanged, other values as JSON."""
     is_parts = isinstance(given, list) and all(
         isinstance(part, Mapping) and "type" in part for part in given
     )
@@ -554,7 +554,7 @@ def content_of(given: Any) -> Any:
 
 
 def picked(value: Any, paths: Paths, *, otherwise: Any = _MISSING) -> Any:
-    """The value at the path; for several, each by its path; if there is none, `otherwise`."""
+    """Return the value at the path, or a dict for several paths; `otherwise` if none is found."""
     names = [paths] if isinstance(paths, str) else list(paths)
     found = {name: at for name in names if (at := _at(value, name)) is not _MISSING}
     if not found:
@@ -574,7 +574,7 @@ def _at(value: Any, path: str) -> Any:
 
 
 def json_in(text: str) -> Any:
-    """The JSON object in a text, with or without words around it, or None."""
+    """Return the JSON object in a text, ignoring text around it, or None."""
     try:
         return json.loads(text[text.find("{") : text.rfind("}") + 1])
     except ValueError:
@@ -583,57 +583,57 @@ def json_in(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutcome:
-    """The outcome of a question."""
+    """The outcome of a question, for hooks."""
 
     given: Any
-    """What was asked, as it was given."""
+    """The question as it was given."""
     answer: Answer | None = None
     error: BaseException | None = None
-    """Why there is no answer."""
+    """The reason why there is no answer."""
 
     @property
     def text(self) -> str:
-        """The answer, or ""."""
+        """The answer's text, or ""."""
         return self.answer.text if self.answer else ""
 
     @property
     def usage(self) -> Usage:
-        """The tokens that the answer took."""
+        """The tokens used for the answer."""
         return self.answer.usage if self.answer else Usage()
 
 
 class Hooks:
-    """A user's callables, sync or async, called in order."""
+    """A user's callables, sync or async, which are called in order."""
 
     def __init__(
         self, request_prefixes: Iterable[Handler] = (), afterwards: Iterable[Handler] = ()
     ) -> None:
         self.request_prefixes = list(request_prefixes)
-        """Before each request, map (messages, agent) to the messages to send instead, or None."""
+        """Called before each request with (messages, agent); return new messages, or None."""
         self.afterwards = list(afterwards)
-        """Called after each question, answered or not, with (outcome, agent)."""
+        """Called with (outcome, agent) after each question, even without an answer."""
 
     def before(self, provider: Provider, agent: Agent) -> Provider:
-        """The provider, with the prefixes run before it is asked."""
+        """Return a provider that runs the prefixes before each request."""
         return _Prefixed(provider, self, agent) if self.request_prefixes else provider
 
     async def prefixed(
         self, messages: Sequence[ChatMessage], agent: Agent
     ) -> Sequence[ChatMessage]:
-        """The messages as the prefixes leave them."""
+        """Return the messages as changed by the prefixes."""
         for hook in self.request_prefixes:
             said = await called(hook, *fitting(hook, messages, agent))
             messages = messages if said is None else said
         return messages
 
     async def after(self, outcome: RequestOutcome, agent: Agent) -> None:
-        """Call each handler with the outcome; the first that raises ends it."""
+        """Call each handler with the outcome; the first error stops the rest."""
         for hook in self.afterwards:
             await called(hook, *fitting(hook, outcome, agent))
 
 
 class _Prefixed:
-    """A provider that is sent what the prefixes made of the request."""
+    """A provider that passes each request through the prefixes first."""
 
     def __init__(self, provider: Provider, hooks: Hooks, agent: Agent) -> None:
         self._provider = provider
@@ -658,7 +658,7 @@ class _Prefixed:
 
 
 def _with_ids(calls: Sequence[ToolCall]) -> list[ToolCall]:
-    """The calls with distinct ids, even if the server gave none or the same one twice."""
+    """Return the calls with distinct ids, even if the server sent none or duplicates."""
     seen: set[str] = set()
     distinct = []
     for call in calls:
@@ -678,7 +678,7 @@ def _words(reply: Reply) -> list[Entry]:
 
 
 def _thought(reply: Reply) -> list[Entry]:
-    """What was thought; the vendor wants it back only before a call."""
+    """Return the reasoning as entries; the vendor expects it back only before a call."""
     own = reply.reasoning if reply.tool_calls else None
     if own is None:
         return [Entry.thinking(reply.thinking)] if reply.thinking else []

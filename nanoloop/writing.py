@@ -1,4 +1,4 @@
-"""The one way to write a session: an act, done again if another writer was first."""
+"""The only way to write a session: apply an act, and repeat it if another writer was first."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ from nanoloop.session.queue import FOLLOWS, Stage, erased_name, message_id_of
 from nanoloop.session.session import Session
 
 TRIES = 100
-"""How many other writers in a row may be first before giving up."""
+"""How many other writers in a row may be first before the write fails."""
 BETWEEN_TRIES_SECONDS = (0.001, 0.1)
 AWAY_SECONDS = 1.0
-"""How long to wait before trying a store again that stayed unreachable for too long."""
+"""How long to wait before trying a store again that was unavailable for too long."""
 
 T = TypeVar("T")
 
 
 def is_away(error: Exception) -> bool:
-    """Whether the error means that the store can't be reached, not just that one session failed."""
+    """Return True if the error means an unreachable store, not just one unreadable session."""
     of_one = (SessionDamaged, NotReadable, StoreConflict)
     return isinstance(error, StoreError) and not isinstance(error, of_one)
 
 
 @dataclass(slots=True)
 class Claim:
-    """A command that is being run: the first commit in its session releases it, exactly once."""
+    """A running command, which the first commit in its session removes from the queue."""
 
     session_id: str
     entry_id: str
     is_let_go: bool = False
 
     def act(self, session: Session, act: Callable[[Session], T]) -> T:
-        """Do this, and release the command with it; raises `TurnLost` if it was run elsewhere."""
+        """Apply an act and remove the command; raise `TurnLost` if it was run elsewhere."""
         waits_here = any(entry.id == self.entry_id for entry in session.waiting)
-        if not waits_here or session.moved:  # then it goes along, and is run there
+        if not waits_here or session.moved:  # it moved too, and is run there
             raise TurnLost(session.id)
-        done = act(session)  # which may refuse it
+        done = act(session)  # this may raise
         session.let_go_held(self.entry_id)
         return done
 
@@ -70,7 +70,7 @@ _CLAIM: ContextVar[Claim | None] = ContextVar("claim", default=None)
 
 @contextmanager
 def claiming(claim: Claim) -> Iterator[Claim]:
-    """Treat what is written inside as done by this command."""
+    """Run the block so that its first write removes this command from the queue."""
     before = _CLAIM.set(claim)
     try:
         yield claim
@@ -79,35 +79,35 @@ def claiming(claim: Claim) -> Iterator[Claim]:
 
 
 def _claim_in(session_id: str) -> Claim | None:
-    """The command of this session that is being run here and not yet released."""
+    """Return the session's running command if it has not been removed yet."""
     claim = _CLAIM.get()
     is_open = claim is not None and claim.session_id == session_id and not claim.is_let_go
     return claim if is_open else None
 
 
 async def leave_alone() -> None:
-    """Wait to retry a store that has been away for so long that the chat must be told."""
+    """Wait before trying a store again whose outage was already reported to the chat."""
     await anyio.sleep(AWAY_SECONDS)
 
 
 class SessionWriter:
-    """Writes sessions to a store, the changes of each one after another."""
+    """Writes sessions to a store, one change at a time for each session."""
 
     def __init__(self, store: Store, *, patience_seconds: float = 0) -> None:
-        """A store that can't be reached is retried for `patience_seconds`."""
+        """Create the writer; an unreachable store is retried for `patience_seconds`."""
         self.store = store
         self._patience_seconds = patience_seconds
-        # The store's own, where it has one: what is saved in a turn needs no second one.
+        # Use the store's own order if it has one, so that a nested save needs no second turn.
         self._order: WriteOrder = getattr(store, "order", None) or WriteOrder()
 
     async def change(self, session: Session, act: Callable[[Session], T]) -> T:
-        """Do this to a session and make it durable: the one way to write. Returns what `act` does.
+        """Apply `act` to a session durably, and return its result; the only way to write.
 
-        `act` never waits. If another writer was first, the object is brought up to date and `act`
-        runs again: make ids and times before it, announce events after it. Raises
-        `SessionNotFound` if the session was deleted or has expired, `AlreadyHeard` if `act` took
-        what was taken before, and `StepRefused` if it did what a chat never does (`FOLLOWS`); the
-        object is then brought up to date, too.
+        `act` never waits. If another writer was first, the object is updated and `act` runs again,
+        so create ids and times before it, and announce events after it. Raise `SessionNotFound` if
+        the session was deleted or has expired, `AlreadyHeard` if `act` accepted a message that was
+        accepted before, and `StepRefused` if it made a forbidden step (`FOLLOWS`); the object is
+        then updated, too.
         """
         claim = _claim_in(session.id)
         if claim is None:
@@ -119,13 +119,13 @@ class SessionWriter:
         return done
 
     async def look(self, session: Session, act: Callable[[Session], T]) -> T:
-        """The result of `act`, which changes nothing, once everything new is durable."""
+        """Return the result of `act`, which changes nothing, once all changes are durable."""
         if session.tracker.is_saved and not self._order.is_writing(session.id):
             return act(session)
         return await self.change(session, act)
 
     async def together(self, session_id: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Do this, with all that it writes, between two other changes of the session."""
+        """Run this work, with all its writes, between two other changes of the session."""
         return await self._order.write(session_id, work)
 
     async def _change(self, session: Session, act: Callable[[Session], T]) -> T:
@@ -145,7 +145,7 @@ class SessionWriter:
                 await self._renew(session)
             except AlreadyHeard:
                 await self._renew(session)
-                if is_all_its_own:  # else what an earlier act was to take may be what was heard
+                if is_all_its_own:  # otherwise an earlier act may have caused it
                     raise
             else:
                 return done
@@ -154,14 +154,14 @@ class SessionWriter:
     async def _save(self, session: Session) -> None:
         if session.tracker.is_saved and session.revision:
             return
-        # One that no store knows yet was made elsewhere and attached.
+        # A session that no store knows yet was created elsewhere and attached.
         save = self.store.save if session.revision else self.store.add
         await self._patiently(partial(save, session))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What the store answers; while it is away it is asked again, once in any case.
+        """Ask the store, retrying while it is unavailable, at least once.
 
-        A process that was suspended took that time for the store's: its patience may be over.
+        A suspended process counts the suspension as an outage, so its patience may be over at once.
         """
         give_up = time.monotonic() + self._patience_seconds
         for number, pause in enumerate(chain((0.05, 0.1, 0.2, 0.5), repeat(1.0))):
@@ -176,9 +176,9 @@ class SessionWriter:
         raise AssertionError("unreachable: the pauses never run out")
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
-        """Erase these entries for good, like `Store.erase`; raises `NotPossible` for any others.
+        """Erase these entries permanently, like `Store.erase`; raise `NotPossible`.
 
-        The same commit notes that copies of them may be left, until `erased` clears that.
+        The same commit records that copies may remain, until `erased` clears that record.
         """
         claim = _claim_in(session.id)
         await self._order.write(session.id, partial(self._erase, session, seqs, claim))
@@ -202,7 +202,7 @@ class SessionWriter:
         raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
 
     async def _names_of(self, session: Session, seqs: Collection[int]) -> list[str]:
-        """The names by which the chat will know that these were erased, if it doesn't yet."""
+        """Return the names that mark these messages as erased, without those already stored."""
         between = {"after": min(seqs, default=1) - 1, "upto": max(seqs, default=0)}
         entries = await self.store.entries(session.id, **between)
         ids = {message_id_of(entry) for entry in entries if entry.seq in seqs} - {None}
@@ -210,7 +210,7 @@ class SessionWriter:
         return [name for name in names if not await self.store.has_heard(chat, name)]
 
     async def catch_up(self, session: Session, revision: int) -> None:
-        """Bring it up to the stored state, which was at this commit just now."""
+        """Update the session to the stored state, which was just at this commit."""
         await self._order.write(session.id, partial(self._catch_up, session, revision))
 
     async def _catch_up(self, session: Session, revision: int) -> None:
@@ -223,10 +223,10 @@ class SessionWriter:
             await self._order.write(session.id, partial(self._renew, session, whole=True))
 
     async def _renew(self, session: Session, *, whole: bool = False) -> None:
-        """Bring this object up to the stored state; raises `SessionNotFound`."""
+        """Update the object to the stored state; raise `SessionNotFound`."""
         read = self.store.get if whole or session.log.is_whole else self.store.load
         fresh = await self._patiently(partial(read, session.id))
-        if fresh.created_at != session.created_at:  # deleted, and another was made under its id
+        if fresh.created_at != session.created_at:  # deleted and created again
             raise SessionNotFound(session.id)
         session.renew(fresh)
 
@@ -240,9 +240,9 @@ def _chat_of(session: Session) -> str:
 
 
 def _owe_erasing(session: Session, *, seqs: Iterable[int], names: Iterable[str]) -> None:
-    """Note that what is about to be erased must be removed everywhere else too.
+    """Record that these entries must also be removed outside the store.
 
-    An edit of such a message that is delivered later must not bring its words back either.
+    A late edit of such a message must not bring its text back either.
     """
     with session.lock:
         for name in names:
@@ -253,7 +253,7 @@ def _owe_erasing(session: Session, *, seqs: Iterable[int], names: Iterable[str])
 
 
 def erased(session: Session, *, upto: int) -> None:
-    """Note that no copy is left of anything erased up to this erasure."""
+    """Record that no copies remain of entries erased up to this erasure."""
     with session.lock:
         left = max(0, session.erasures - upto)
         if left < len(session.erasing):
@@ -262,7 +262,7 @@ def erased(session: Session, *, upto: int) -> None:
 
 
 def _ranges(seqs: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """The same numbers as ranges, from the first to the last of each."""
+    """Return the numbers as ranges, each with its first and last number."""
     found: list[tuple[int, int]] = []
     for seq in sorted(set(seqs)):
         if found and seq == found[-1][1] + 1:
@@ -276,21 +276,21 @@ Place = tuple[AbstractEventLoop, str]
 
 
 class WriteOrder:
-    """First come, first served, for each session in each event loop.
+    """Serves writers first come, first served, for each session and event loop.
 
-    No event loop waits for another, which may be waiting for it, and nothing waits for a write
-    whose task asyncio cancelled: by the revision, a store detects changes taken before such a
-    write. What a task writes within its own turn never waits.
+    No event loop waits for another, which could wait for it in turn, and nothing waits for a write
+    whose task asyncio has cancelled: stores compare revisions, and so detect conflicts with such a
+    write. A write inside the same task's own turn never waits.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Place, deque[anyio.Event]] = {}
-        """The tasks waiting behind each running write."""
+        """The tasks waiting for each running write to end."""
         self._writers: dict[Place, object] = {}
-        """The task whose turn it is."""
+        """The task that is writing now."""
 
     async def write(self, session_id: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Do this when its turn comes; once begun, it is finished and its result is returned."""
+        """Run this work when its turn comes; once started, it is finished even if cancelled."""
         place, me = (asyncio.get_running_loop(), session_id), asyncio.current_task()
         if place not in self._waiting:
             self._waiting[place] = deque()
@@ -307,7 +307,7 @@ class WriteOrder:
         return result
 
     def is_writing(self, session_id: str) -> bool:
-        """Whether a write of this session is running in this event loop."""
+        """Return True if this event loop is writing the session."""
         return (asyncio.get_running_loop(), session_id) in self._waiting
 
     async def _turn(self, place: Place) -> None:
