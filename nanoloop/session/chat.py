@@ -1,8 +1,7 @@
-"""Converts entries to chat messages and back, and tells which of them belong together.
+"""Convert entries to chat messages and back, and group the entries that belong together.
 
-A message that came in as OpenAI `tool_calls` or as `tool_use` blocks becomes one entry per text,
-call or result; on the way back, entries from one message become one message again, in its
-original form.
+A message with OpenAI `tool_calls` or with `tool_use` blocks becomes one entry per text, call or
+result. On the way back, these entries become one message again, in its original form.
 """
 
 from __future__ import annotations
@@ -24,29 +23,32 @@ from nanoloop.session.entry import (
 )
 
 REASONING = "reasoning"
-"""The metadata key, on a thought or on a message for the same vendor, that holds `vendor` and
-`blocks`: what that vendor expects back with the results of a step."""
+"""The metadata key that stores `vendor` and `blocks`, on reasoning or on a message to the same
+vendor: the data that the vendor expects back with the results of a step.
+"""
 _FORM = "form"
-"""The metadata key that marks a message that came as blocks."""
+"""The metadata key that marks a message received as blocks."""
 _BLOCKS = "blocks"
 _EXTRA = "extra"
-"""The metadata key for keys of a message that have no place in an entry."""
+"""The metadata key for a message's keys that entries have no field for."""
 _APART = "apart"
-"""The metadata key of a call that starts a message even though the assistant just spoke."""
+"""The metadata key of a call that starts a new message although the assistant has just spoken."""
 _RAW = "arguments"
-"""The metadata key for arguments as the model wrote them, if JSON encodes them differently."""
+"""The metadata key for a call's arguments as the model wrote them, if JSON encodes them
+differently.
+"""
 WAITS_FOR = "waits_for"
-"""The metadata key of a call that stays open: a brief description of what it waits for."""
+"""The metadata key of a call that stays open; the value briefly says what the call waits for."""
 MOST_PARTS = 10_000
-"""The most lists and objects in total; more would take long to process and delay all chats."""
+"""The most lists and objects in one value; more would take long to process and delay all chats."""
 MOST_DEEP = 50
-"""The deepest nesting of lists and objects; more may exceed the recursion limit."""
+"""The deepest nesting of lists and objects; a deeper one may exceed the recursion limit."""
 _IN_CHAT = {MESSAGE, TOOL_CALL, TOOL_RESULT}
 _KNOWN_KEYS = {"role", "content", "tool_calls", "tool_call_id"}
 
 
 def entries_of(message: Mapping[str, Any]) -> list[Entry]:
-    """The entries that a chat message corresponds to; at least one."""
+    """Convert a chat message to its entries, at least one."""
     if not isinstance(message, Mapping):
         raise TypeError(
             f"a message must be a mapping with role and content, not {type(message).__name__}"
@@ -79,7 +81,7 @@ def _type_of(part: Any) -> Any:
 def _with_extra(entries: list[Entry], message: Mapping[str, Any]) -> list[Entry]:
     extra = {key: copied(value) for key, value in message.items() if key not in _KNOWN_KEYS}
     if entries[0].type == TOOL_CALL and message.get("content") == "":
-        extra["content"] = ""  # nothing said is written in two ways
+        extra["content"] = ""  # an empty content can be "" or None
     if extra:
         first = entries[0]
         entries[0] = _marked(first, **{_EXTRA: extra})
@@ -91,7 +93,7 @@ def _marked(entry: Entry, **marks: Any) -> Entry:
 
 
 def begins_apart(entries: list[Entry], newest: Entry | None) -> list[Entry]:
-    """One message's entries, marked if they would appear to continue the newest entry's."""
+    """Return a message's entries, marked if they would seem to continue the newest entry."""
     goes_on = newest is not None and (newest.type == TOOL_CALL or newest.role == "assistant")
     if goes_on and entries[0].type == TOOL_CALL:
         return [_marked(entries[0], **{_APART: True}), *entries[1:]]
@@ -121,7 +123,7 @@ def _block_call_entry(block: Mapping[str, Any]) -> Entry:
 
 
 def decoded(arguments: Any) -> Any:
-    """Arguments as a JSON value; text that is not JSON stays text."""
+    """Decode arguments from JSON; text that is not valid JSON is returned unchanged."""
     if not isinstance(arguments, str):
         return arguments
     if arguments.count("[") + arguments.count("{") > MOST_PARTS:
@@ -159,7 +161,7 @@ def _result_entry(message: Mapping[str, Any]) -> Entry:
 
 
 def tool_result_of_block(block: Mapping[str, Any], tool: str = "") -> Entry:
-    """The entry for a `tool_result` block."""
+    """Convert a `tool_result` block to its entry."""
     return Entry.tool_result(
         tool,
         block.get("content"),
@@ -170,20 +172,20 @@ def tool_result_of_block(block: Mapping[str, Any], tool: str = "") -> Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSpan:
-    """The entries from one chat message; thoughts belong to the message after them."""
+    """The entries of one chat message; reasoning belongs to the message after it."""
 
     message: dict[str, Any] | None
-    """None for thoughts and unknown types at the end, with no message after them."""
+    """None if reasoning or unknown entries at the end have no message after them."""
     entries: Sequence[Entry]
 
 
 def messages_of(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """The chat messages these entries came from; thoughts and unknown types are left out."""
+    """Return the chat messages for these entries, without reasoning and unknown types."""
     return [span.message for span in spans_of(entries) if span.message is not None]
 
 
 def spans_of(entries: Sequence[Entry]) -> list[MessageSpan]:
-    """All entries, grouped by the chat message they came from."""
+    """Group all entries by the chat message that they belong to."""
     spans: list[MessageSpan] = []
     first = 0
     message: dict[str, Any] | None = None
@@ -205,20 +207,20 @@ def spans_of(entries: Sequence[Entry]) -> list[MessageSpan]:
 
 
 def _joins(entry: Entry, message: Mapping[str, Any]) -> bool:
-    """Whether this entry is a call that belongs to that assistant message."""
+    """Return True if this entry is a call that belongs to the assistant's message."""
     alone = entry.metadata.get(_APART)
     return entry.type == TOOL_CALL and message["role"] == "assistant" and not alone
 
 
 def _behind_last(entries: Sequence[Entry], first: int, end: int) -> int:
-    """The index after the last entry before `end` that is part of a chat message."""
+    """Return the index after the last entry before `end` that is part of a chat message."""
     while end > first and entries[end - 1].type not in _IN_CHAT:
         end -= 1
     return end
 
 
 def _grown(message: dict[str, Any] | None, entry: Entry) -> dict[str, Any]:
-    """The message that this entry starts, or the given one with its call added."""
+    """Return the message that this entry starts, or the given message with its call added."""
     if entry.type == MESSAGE:
         return _message(entry)
     if entry.type == TOOL_RESULT:
@@ -265,7 +267,7 @@ def _tool_use_block(call: Entry) -> dict[str, Any]:
 
 
 def openai_call(call: Entry) -> dict[str, Any]:
-    """A call entry as one item of an assistant message's `tool_calls`."""
+    """Convert a call's entry to an item of an assistant message's `tool_calls`."""
     parameters = call.content.get("parameters")
     arguments = parameters if isinstance(parameters, str) else _json(parameters)
     return {
@@ -290,7 +292,7 @@ def _tool_message(result: Entry) -> dict[str, Any]:
 
 
 def result_text(result: Entry) -> str:
-    """A tool's result for the model: its text, or its error."""
+    """Return a tool's result or error as text for the model."""
     content = result.content
     if not content.get("success", True):
         return f"Error: {content.get('error') or 'the tool failed'}"
@@ -303,12 +305,12 @@ def _json(value: Any) -> str:
 
 
 def model_messages(entries: Sequence[Entry], *, vendor: str = "") -> list[dict[str, Any]]:
-    """The messages in the form every model server accepts: each call followed by its result.
+    """Return messages in the form that every model server accepts, with results right after calls.
 
-    Results are in the same order as the calls of their message. If a result is missing or late, a
-    placeholder takes its place, so that what the model has already read does not change. Late
-    results and those without a call are left out. The reasoning that a model of this vendor gave
-    before its calls is included, in the vendor's own form.
+    Results are in the order of their message's calls. A placeholder replaces a missing or late
+    result, so that messages which the model has already read stay the same. Late results and
+    results without a call are left out. Reasoning from before a call is included if a model of this
+    vendor wrote it.
     """
     pairs = results_in_time(entries)
     messages: list[dict[str, Any]] = []
@@ -331,7 +333,7 @@ def _calls(entries: Sequence[Entry], index: int) -> bool:
 
 def _plain_message(entry: Entry) -> dict[str, Any]:
     content = entry.content
-    if not entry.metadata and "parts" not in content:  # as nearly all of them
+    if not entry.metadata and "parts" not in content:  # the usual case
         return {"role": content.get("role", "user"), "content": content.get("text", "")}
     message = _message(entry)
     if "name" not in message and set(message) == {"role", "content"}:
@@ -340,7 +342,7 @@ def _plain_message(entry: Entry) -> dict[str, Any]:
 
 
 def _reasoning_before(entries: Sequence[Entry], index: int, vendor: str) -> dict[str, Any]:
-    """The key for thoughts right before this entry, if that vendor expects them back."""
+    """Return the reasoning before this entry as a message key, if the vendor expects it back."""
     if not vendor or index == 0 or entries[index - 1].type != THINKING:
         return {}
     own = entries[index - 1].metadata.get(REASONING)
@@ -355,7 +357,7 @@ def _add_exchange(
     pairs: dict[int, int],
     thought: Mapping[str, Any],
 ) -> int:
-    """Add an assistant's calls and their results; returns the index of the next entry."""
+    """Add an assistant's calls and their results; return the index of the next entry."""
     after = index + (entries[index].type == MESSAGE)
     calls = []
     while after < len(entries) and entries[after].type == TOOL_CALL:
@@ -374,17 +376,17 @@ def _add_exchange(
 
 
 def _open_text(call: Entry) -> str:
-    """The text that a model gets in place of a missing result."""
+    """Return the text that replaces a missing result."""
     if waits_for := call.metadata.get(WAITS_FOR):
-        return f"No result yet: it waits for {waits_for}. The result is told when it comes."
+        return f"No result yet: it waits for {waits_for}. The result will follow when it arrives."
     return "No result is known: the call may be running still, or may have taken effect."
 
 
 def results_by_call(entries: Sequence[Entry]) -> dict[int, int]:
-    """Index of each call that has a result → index of that result.
+    """Map the index of each call that has a result to the index of the result.
 
     They are matched by call id. A result answers the newest call with its id, because some servers
-    restart their numbering each turn; without an id, it answers its tool's oldest open call.
+    restart their numbering each turn; a result without an id answers its tool's oldest open call.
     """
     open_calls: dict[int, Entry] = {}
     pairs: dict[int, int] = {}
@@ -400,7 +402,7 @@ def results_by_call(entries: Sequence[Entry]) -> dict[int, int]:
 
 
 def results_in_time(entries: Sequence[Entry]) -> dict[int, int]:
-    """The pairs whose result came before the assistant said or called anything else."""
+    """Return the pairs whose result arrived before the assistant said or called anything else."""
     pairs = results_by_call(entries)
     if not pairs:
         return pairs
@@ -409,7 +411,7 @@ def results_in_time(entries: Sequence[Entry]) -> dict[int, int]:
 
 
 def _steps(entries: Sequence[Entry]) -> list[int]:
-    """For each entry, the number of the assistant message that it is part of or follows."""
+    """Return for each entry the number of the assistant message that it is part of or follows."""
     steps: list[int] = []
     for index, entry in enumerate(entries):
         before = entries[index - 1] if index else None
@@ -420,7 +422,7 @@ def _steps(entries: Sequence[Entry]) -> list[int]:
 
 
 def late_results(entries: Sequence[Entry]) -> dict[int, Entry | None]:
-    """The index of each late result, with its call if it is among these entries."""
+    """Map the index of each late result to its call, or to None if these entries lack the call."""
     if TOOL_RESULT not in [entry.type for entry in entries]:
         return {}
     calls = {result: entries[call] for call, result in results_by_call(entries).items()}
@@ -433,7 +435,7 @@ def late_results(entries: Sequence[Entry]) -> dict[int, Entry | None]:
 
 
 def call_before(entries: Sequence[Entry], result: Entry) -> Entry | None:
-    """The call among these earlier entries that the result answers."""
+    """Return the call among these earlier entries that the result belongs to."""
     calls = {i: call for i, call in enumerate(entries) if call.type == TOOL_CALL}
     for call in results_by_call(entries):
         del calls[call]
@@ -455,33 +457,33 @@ def _call_of(result: Entry, open_calls: dict[int, Entry]) -> int | None:
 
 
 def open_calls(entries: Sequence[Entry]) -> list[Entry]:
-    """The unanswered calls, oldest first."""
+    """Return the calls without a result, oldest first."""
     pairs = results_by_call(entries)
     return [e for i, e in enumerate(entries) if e.type == TOOL_CALL and i not in pairs]
 
 
 def orphan_results(entries: Sequence[Entry]) -> set[int]:
-    """Indexes of the results whose call is not among these entries."""
+    """Return the indexes of the results whose call is not among these entries."""
     answered = set(results_by_call(entries).values())
     return {i for i, e in enumerate(entries) if e.type == TOOL_RESULT and i not in answered}
 
 
 def call_id_of(call: Entry) -> str:
-    """The id that a model sees: the given one, or else one made from the entry's id."""
+    """Return the call's id for the model: its own, or one made from the entry's id."""
     return call.call_id or f"call_{call.id[:24]}"
 
 
 class HandedMessages:
-    """Entries as the chat messages that a handler receives, and the conversion back."""
+    """Entries as chat messages for a handler, and the conversion of its changes back to entries."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._spans = [span for span in spans_of(entries) if span.message is not None]
         self.messages: list[dict[str, Any]] = [copied(span.message) for span in self._spans]
-        """Copies, so that a handler's changes to them have no effect here."""
+        """Copies, so that a handler can't change the entries."""
         self._index = {id(message): index for index, message in enumerate(self.messages)}
 
     def shown(self, entries: Sequence[Entry]) -> list[dict[str, Any]]:
-        """The messages of these entries, as the same objects as in `messages` if unchanged."""
+        """Return these entries' messages, as the same objects as in `messages` if unchanged."""
         by_first = {_span_name(span): index for index, span in enumerate(self._spans)}
         shown = []
         for span in spans_of(entries):
@@ -492,13 +494,13 @@ class HandedMessages:
         return shown
 
     def is_same(self, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether these are the messages exactly as they were handed out."""
+        """Return True if these messages are exactly as they were handed out."""
         return list(messages) == [span.message for span in self._spans]
 
     def resolved(
         self, full: Sequence[Mapping[str, Any]], current: Sequence[Mapping[str, Any]]
     ) -> tuple[list[Entry], list[Entry]]:
-        """The entries of a history and of a window on it, as the same objects if shared."""
+        """Return the entries of a history and its window; shared messages share entries."""
         groups = self.entries_for(full)
         by_object = {id(m): group for m, group in zip(full, groups, strict=True)}
         taken = {id(message) for message in current}
@@ -509,21 +511,21 @@ class HandedMessages:
         return _flat(groups), _flat(shown)
 
     def all_entries_for(self, messages: Iterable[Mapping[str, Any]]) -> list[Entry]:
-        """The entries of all these messages, in order."""
+        """Return the entries of all these messages, in order."""
         return _flat(self.entries_for(messages))
 
     def entries_for(self, messages: Iterable[Mapping[str, Any]]) -> list[list[Entry]]:
-        """For each message its original entries, or new ones if it is not one of `messages`."""
+        """Return each message's original entries, or new ones for a new message."""
         unused = dict(enumerate(self._spans))
         found = [self._take_same(message, unused) for message in messages]
-        # From the newest: where two are equal and one was left out, the older one was.
+        # From the newest, because if one of two equal messages was removed, it was the older one.
         for index in range(len(found) - 1, -1, -1):
             if isinstance(found[index], Mapping):
                 found[index] = self._take_equal(found[index], unused)
         return [list(span) for span in found]
 
     def _take_same(self, message: Mapping[str, Any], unused: dict[int, MessageSpan]) -> Any:
-        """The entries of this exact object if it is unchanged, otherwise the message."""
+        """Return the entries of this very object if it is unchanged, otherwise the message."""
         index = self._index.get(id(message))
         if index is None or index not in unused or self._spans[index].message != message:
             return message
@@ -543,17 +545,17 @@ def _flat(groups: Iterable[Sequence[Entry]]) -> list[Entry]:
 
 
 def _span_name(span: MessageSpan) -> int | str:
-    """What identifies a span: its number if it has one, because ids may not be unique."""
+    """Return a span's key: its number if it has one, because ids may not be unique."""
     return span.entries[0].seq or span.entries[0].id
 
 
 def char_size(message: Mapping[str, Any]) -> int:
-    """The length of role and content in characters, plus one between them."""
+    """Return the length of role and content in characters, plus one in between."""
     return len(str(message.get("role") or "")) + 1 + content_size(message.get("content"))
 
 
 def content_size(content: Any) -> int:
-    """The length of a content in characters: text as it is, anything structured as JSON."""
+    """Return the length of a content in characters: of text directly, of other values as JSON."""
     if content is None:
         return 0
     if isinstance(content, str):
@@ -579,12 +581,12 @@ def _as_json(value: Any) -> str:
 
 
 def total_chars(messages: Iterable[Mapping[str, Any]]) -> int:
-    """The total length of the messages in characters."""
+    """Return the total length of the messages in characters."""
     return sum(char_size(message) for message in messages)
 
 
 def entry_text(entry: Entry) -> str:
-    """All the text of an entry, for counting, including a tool's name, arguments and result."""
+    """Return all text of an entry for counting, including a tool's name, arguments and result."""
     if entry.type == MESSAGE:
         return words_of(entry)
     values = (value for key, value in entry.content.items() if key != "success")
@@ -592,7 +594,7 @@ def entry_text(entry: Entry) -> str:
 
 
 def words_of(message: Entry) -> str:
-    """The text of a message, with nothing added between its parts."""
+    """Return the text of a message, with nothing added between its parts."""
     parts = message.content.get("parts")
     if isinstance(parts, list):
         return plain_text(parts, between="")
@@ -604,5 +606,5 @@ def _value_text(value: Any) -> str:
 
 
 def rough_tokens(characters: int) -> int:
-    """An estimate by the old rule of thumb: four characters per token."""
+    """Estimate tokens by the rule of thumb of four characters per token."""
     return characters // 4

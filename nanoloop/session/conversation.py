@@ -1,6 +1,6 @@
-"""A conversation: identity and lifetime, state, log, queue, digests; for the loop and stores.
+"""A conversation as the loop and stores use it: identity, state, log, queue and digests.
 
-Everything that a store keeps of it is in `Head` and `PARTS`.
+Stores keep what `Head` and `PARTS` list.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from nanoloop.session.queue import Next, Queue, is_asked, last_exchange
 
 
 class Conversation:
-    """A log that forgets nothing: what leaves the window stays in it. Thread-safe."""
+    """A thread-safe conversation, whose log keeps even what leaves the window."""
 
     def __init__(
         self,
@@ -46,63 +46,63 @@ class Conversation:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.about = about
-        """Its identity, and how long it lives."""
+        """The conversation's identity and lifetime."""
         self.lock = RLock()
-        """Held while anything in here changes."""
+        """Held while anything in the conversation changes."""
         self.log = Log()
-        """The entries and the window onto them; changed through this object only."""
-        # Weakly: a session that nobody holds is gone at once, without waiting for the collector.
+        """The entries and the window; changed only through this object."""
+        # A weak reference, so that an unused session is freed at once, without a collection.
         me = WeakMethod(self._settings_changed)
         self.settings = Options(settings, changed=lambda: changed() if (changed := me()) else None)
-        """Its settings: its own override those it was given, which override the defaults."""
+        """The conversation's settings; its own override those given, then the defaults."""
         self.queue = Queue()
-        """Waiting messages and unsent answers; changed through this object only."""
+        """Waiting messages and unsent answers; changed only through this object."""
         self.updated_at = about.created_at
-        """When anything in it last changed; reading is not a change."""
+        """The time of the last change; reading is not a change."""
         self.turns = 0
-        """Assistant messages so far."""
+        """The number of assistant messages so far."""
         self.epoch = 0
-        """Advances with every reset: work begun in an earlier epoch is dropped."""
+        """Increases with every reset; work begun in an earlier epoch is discarded."""
         self.spent: Mapping[str, int] = {}
         """The tokens of all turns so far, by kind."""
         self.resized: Mapping[str, Any] = {}
-        """Type, turn and reason of the last resize, and the newest number then; empty if none."""
+        """The last resize: its type, turn, reason and the newest number then; empty if none."""
         self.moved = ""
-        """The session in which its chat continues, if it does."""
+        """The id of the session in which the chat continues, or ""."""
         self.by, self.claims, self.stopped = "", 0, 0
-        """Whose work in progress this is, and which claim is to stop, as in `Head`."""
+        """Which process does the current work, its claims, and the claim to stop; see `Head`."""
         self.erasures, self.erasing = 0, Head().erasing
-        """How often entries were erased, and of which copies may be left, as in `Head`."""
+        """How often entries were erased, and of which erasures copies may remain, as in `Head`."""
         self.summary_in_progress = False
-        """Whether a task is summarising right now; never saved."""
+        """True while a task is writing a summary; never saved."""
         self.held_pending = 0
-        """How many of the newest pending entries `release` leaves in memory."""
+        """How many of the newest pending entries `release` keeps in memory."""
         self._clock = clock
         self.archiving: Archive | None = None
-        """If set, takes the oldest messages beyond a certain number."""
+        """If set, receives the oldest messages beyond its limit."""
         self.tracker = ChangeTracker()
-        """Tracks which parts of it are durable."""
+        """Tracks which parts of the conversation are durable."""
         self._state: dict[str, Any] = {}
         self._summary = Summary()
         self._memo = Digest(value={})
         self._awaiting = 0
         self._expires_at = self._expiry_from_now()
 
-    # Who and how long
+    # Identity and lifetime
 
     @property
     def id(self) -> str:
-        """Its name in stores."""
+        """The session's id in stores."""
         return self.about.id
 
     @property
     def key(self) -> str | None:
-        """The chat that it belongs to."""
+        """The chat that the session belongs to."""
         return self.about.key
 
     @property
     def agent(self) -> str | None:
-        """The name of the agent that answers here."""
+        """The name of the agent that answers in the session."""
         return self.about.agent
 
     @agent.setter
@@ -111,7 +111,7 @@ class Conversation:
 
     @property
     def title(self) -> str:
-        """The user's first words, or the title it was given."""
+        """The title set by the user, or else the user's first words."""
         return self.about.title
 
     @title.setter
@@ -120,7 +120,7 @@ class Conversation:
 
     @property
     def max_history(self) -> int | None:
-        """The largest number of messages in the window, if set."""
+        """The most messages in the window, or None."""
         return self.about.max_history
 
     @max_history.setter
@@ -133,14 +133,14 @@ class Conversation:
             self.touch(ABOUT)
 
     def has_expired(self) -> bool:
-        """Whether it has expired, strictly after the given moment."""
+        """Return True once the expiry time has passed."""
         return self._expires_at is not None and self._clock() > self._expires_at
 
     def _expiry_from_now(self) -> datetime | None:
         ttl = self.about.ttl
         try:
             return None if ttl is None else self._clock() + timedelta(seconds=ttl)
-        except OverflowError:  # beyond the last date there is
+        except OverflowError:  # later than the last possible date
             return None
 
     def _settings_changed(self) -> None:
@@ -150,18 +150,17 @@ class Conversation:
     # The log
 
     def spend(self, tokens: Mapping[str, int]) -> None:
-        """Add the tokens of a turn."""
+        """Add the tokens of a turn to the total."""
         with self.lock:
             self.spent = added(self.spent, tokens)
             self.touch()
 
     def add_entry(self, entry: Entry) -> Entry:
-        """Append a copy of the entry; returns another, with its number."""
+        """Append a copy of the entry, and return another copy with its number."""
         return self._append(entry).copy()
 
     def _append(self, entry: Entry) -> Entry:
-        # In one piece: a commit meanwhile, of another thread, has what waited in one place or the
-        # other.
+        # Under one lock, so that another thread's commit finds a waiting message in queue or log.
         with self.lock:
             self.let_go_held(entry.id)
             entry = self.log.append(entry)
@@ -179,7 +178,7 @@ class Conversation:
             self.tracker.touch([ABOUT])
 
     def _keep_bounds(self) -> None:
-        """Apply the bounds after every append."""
+        """Apply the limits on window and history after an append."""
         most = self.about.max_history or 0
         if 0 < most < self.log.window_length:
             self.log.show_from(cut(self.log.window, keep=most))
@@ -187,7 +186,7 @@ class Conversation:
             self.archive(self.archiving.keep, self.archiving.take)
 
     def whole(self) -> Sequence[Entry]:
-        """All entries of the history; raises `HistoryNotLoaded` if some are only in a store."""
+        """Return the whole history; raise `HistoryNotLoaded` if some is only in a store."""
         if not self.log.is_whole:
             raise HistoryNotLoaded(self.id)
         return self.log.entries
@@ -200,25 +199,25 @@ class Conversation:
 
     @property
     def window(self) -> tuple[Entry, ...]:
-        """The entries that the model sees word for word; not to be changed."""
+        """The entries that the model sees in full; must not be modified."""
         with self.lock:
             return tuple(self.log.window)
 
     @property
     def newest(self) -> Entry | None:
-        """The last entry of the log; not to be changed."""
+        """The last entry of the log, or None; must not be modified."""
         return self.log.entries[-1] if self.log.entries else None
 
     def entry_at(self, seq: int) -> Entry | None:
-        """The entry of the window with this number, or None; not to be changed."""
-        newest = self.newest  # it is the one, nearly always
+        """Return the window's entry with this number, or None; must not be modified."""
+        newest = self.newest  # nearly always this one
         if newest is not None and newest.seq == seq:
             return newest
         return next((entry for entry in self.window if entry.seq == seq), None)
 
     @property
     def entry_count(self) -> int:
-        """Entries of the whole history, in memory or not."""
+        """The number of entries in the whole history, even those not in memory."""
         return self.log.count
 
     @property
@@ -227,22 +226,22 @@ class Conversation:
         return self.log.last
 
     def entries_between(self, after: int, upto: int) -> list[Entry]:
-        """The entries in memory with `after < seq <= upto`; not to be changed."""
+        """Return the entries in memory with `after < seq <= upto`; must not be modified."""
         with self.lock:
             return list(self.log.between(after, upto))
 
     def has_entry(self, seq: int) -> bool:
-        """Whether this entry belongs to the current history and was not undone."""
+        """Return True if this entry belongs to the current history and was not undone."""
         with self.lock:
             return self.log.start <= seq <= self.log.last and not self.log.is_hidden(seq)
 
     # The window
 
     def trim_if_needed(self, limit: int, min_keep: int) -> tuple[list[dict[str, Any]], bool]:
-        """Cut the window to about its last `min_keep` messages once it has more than `limit`.
+        """Cut the window to about its last `min_keep` messages if it has more than `limit`.
 
-        Returns what left it, as chat messages, and whether anything did. The cut is at a user's
-        message; a single turn that is longer than the limit stays whole.
+        Return the messages that left and whether any did. The cut is made at a user's message; a
+        single turn that is longer than the limit stays whole.
         """
         with self.lock:
             window = self.log.window
@@ -258,16 +257,16 @@ class Conversation:
         return messages_of(left), True
 
     def shrink(self) -> bool:
-        """Halve the window, keeping the current exchange whole; False if nothing left it."""
+        """Halve the window but keep the current exchange whole; return False if nothing left."""
         with self.lock:
             window = self.log.window
             keep = max(1, message_count(window) // 2)
             return self._cut(cut(window, keep=keep, align="user"))[1]
 
     def trim_to_fit(self, room: float, size: Callable[[Entry], int]) -> bool:
-        """Cut the window to fit, keeping the current exchange whole; returns whether anything left.
+        """Cut the window to fit but keep the current exchange whole; return True if anything left.
 
-        The cut is at a user's message.
+        The cut is made at a user's message.
         """
         with self.lock:
             return self._cut(cut_to_fit(self.log.window, room=room, size=size))[1]
@@ -276,22 +275,22 @@ class Conversation:
 
     @property
     def waiting(self) -> tuple[Entry, ...]:
-        """Messages sent while an answer was being written, oldest first; not in the log yet."""
+        """The messages sent while an answer was being written, oldest first; not in the log yet."""
         return self.queue.waiting
 
     def hold(self, entry: Entry) -> None:
-        """Keep a message until its turn comes."""
+        """Queue a message until its turn."""
         with self.lock:
             self.queue.hold(entry.copy())
             self.touch(WAITING, by_user=True)
 
     def next(self, sent: Container[int] = ()) -> Next:
-        """What this chat is owed first; `sent` are answers that are already on their way."""
+        """Return the next pending step; answers in `sent` are already being sent."""
         with self.lock:
             return self.queue.next(self._awaiting, sent, self.moved)
 
     def let_go_held(self, entry_id: str) -> bool:
-        """Remove that message from the queue; its turn is elsewhere. False if it wasn't waiting."""
+        """Remove a message from the queue; return False if it wasn't waiting."""
         with self.lock:
             did_wait = bool(self.queue.waiting) and self.queue.let_go(entry_id)
             if did_wait:
@@ -299,7 +298,7 @@ class Conversation:
             return did_wait
 
     def amend_held(self, message_id: str, text: str | None) -> bool:
-        """Replace a waiting message's text, or delete the message if None; False if none waits."""
+        """Change a waiting message's text, or delete it for None; return False if unknown."""
         with self.lock:
             has_changed = self.queue.amend(message_id, text)
             if has_changed:
@@ -307,9 +306,9 @@ class Conversation:
             return has_changed
 
     def hear(self, chat: str, message_id: str) -> bool:
-        """Have the next commit take this message; that commit fails if it was taken before.
+        """Make the next commit record this message; the commit fails if another one already has.
 
-        False if that commit already takes it.
+        Return False if the message is already part of the next commit.
         """
         with self.lock:
             return self.tracker.hear(chat, message_id)
@@ -320,20 +319,20 @@ class Conversation:
         return self.queue.unsent
 
     def owe(self, seq: int) -> None:
-        """Note that this answer has to arrive, sent by the process that answers now."""
+        """Record that this answer must arrive, sent by the process that answers now."""
         with self.lock:
             self.queue.owe(seq)
             self.touch()
 
     def arrived(self, seq: int) -> None:
-        """Note that this answer has arrived, or never will."""
+        """Record that this answer has arrived, or has failed permanently."""
         with self.lock:
             if self.queue.arrived(seq):
                 self.touch()
 
     @property
     def awaiting(self) -> int:
-        """The number of a user's message that has no answer yet, or 0."""
+        """The number of the user's message that has no answer yet, or 0."""
         return self._awaiting
 
     @awaiting.setter
@@ -343,7 +342,7 @@ class Conversation:
             self.touch()
 
     def claim(self, by: str) -> int:
-        """Claim the work here for this process; returns the claim's number."""
+        """Claim the session's work for this process, and return the claim's number."""
         with self.lock:
             if by != self.by:
                 self.queue.leave_sending_to(self.by)
@@ -353,7 +352,7 @@ class Conversation:
             return self.claims
 
     def ask_to_stop(self) -> None:
-        """Ask the turn in progress here to stop, wherever it runs."""
+        """Ask the session's current turn to stop, in whichever process it runs."""
         with self.lock:
             self.stopped = self.claims
             self.touch()
@@ -362,7 +361,7 @@ class Conversation:
 
     @property
     def summary(self) -> str:
-        """The text that stands for the entries that left the window; "" if there is none."""
+        """The summary of the entries that left the window, or ""."""
         return self._summary.value
 
     @summary.setter
@@ -371,37 +370,37 @@ class Conversation:
 
     @property
     def ledger(self) -> Quotes:
-        """What is kept word for word alongside the summary; not to be changed."""
+        """The quotes kept beside the summary; must not be modified."""
         return self._summary.ledger
 
     @property
     def summary_spent(self) -> Mapping[str, int]:
-        """What all summaries of this session have cost so far; not to be changed."""
+        """The cost of all the session's summaries so far; must not be modified."""
         return self._summary.spent
 
     @property
     def covered_seq(self) -> int:
-        """Entries up to here are covered by the summary, or no longer belong to the history."""
+        """Entries up to this number are summarised, or no longer part of the history."""
         return max(self._summary.seq, self.log.start - 1)
 
     @property
     def pending_seq(self) -> int:
-        """Entries above `covered_seq` up to here left the window and are not summarised yet."""
+        """The entries from `covered_seq` to this number left the window without a summary."""
         return self.log.evicted
 
     @property
     def has_pending(self) -> bool:
-        """Whether anything is pending."""
+        """True if any entries are pending."""
         return self.pending_seq > self.covered_seq
 
     @property
     def pending(self) -> tuple[Entry, ...]:
-        """The pending entries that are in memory; not to be changed."""
+        """The pending entries that are in memory; must not be modified."""
         with self.lock:
             return tuple(self.log.pending(self.covered_seq))
 
     def is_pending(self, entry: Entry) -> bool:
-        """Whether this entry of the log is pending, in memory or not."""
+        """Return True if this entry of the log is pending, even if it is not in memory."""
         with self.lock:
             if not self.covered_seq < entry.seq <= self.pending_seq:
                 return False
@@ -416,11 +415,11 @@ class Conversation:
         ledger: Iterable[Mapping[str, Any]] | None = None,
         spent: Mapping[str, int] | None = None,
     ) -> bool:
-        """Set the summary and, together with it, its reach; False if it came too late.
+        """Set the summary together with its reach; return False if it is too late.
 
-        Without `seq` only the text changes. Its reach only moves forward, and never into the
-        window; a past `epoch` discards everything. A `ledger` replaces the present one; `spent` is
-        added.
+        Without `seq`, only the text changes. The reach only moves forward, and never into the
+        window; an outdated `epoch` discards the summary. A `ledger` replaces the present one;
+        `spent` is added to the total.
         """
         with self.lock:
             self.summary_in_progress = False
@@ -437,16 +436,16 @@ class Conversation:
 
     @property
     def pins(self) -> Quotes:
-        """What is pinned, in the order of the log; not to be changed."""
+        """The pinned messages, in log order; must not be modified."""
         return tuple(pin for pin in self._summary.pins if not self.log.is_hidden(pin["seq"]))
 
     def pin(self, entry: Entry) -> None:
-        """Keep this message of the log in view; raises `NotPossible` if it can't be."""
+        """Keep this message of the log in view; raise `NotPossible` if it can't be pinned."""
         with self.lock:
             self._pin(pinned(self.pins, entry))
 
     def unpin(self, seq: int | None = None) -> int:
-        """Unpin this message, or all; returns how many were unpinned."""
+        """Unpin this message, or all of them; return how many were unpinned."""
         with self.lock:
             pins = self.pins
             left = tuple(pin for pin in pins if seq is not None and pin["seq"] != seq)
@@ -458,10 +457,10 @@ class Conversation:
         self._summary = replace(self._summary, pins=pins)
         self.touch(SUMMARY)
 
-    # Beginnings, and what goes
+    # Resets and removals
 
     def reset_history(self) -> None:
-        """Empty the history and begin a new epoch; memo, summary and state stay."""
+        """Empty the history and start a new epoch; keep memo, summary and state."""
         with self.lock:
             self.log.restart()
             self.resized = {}
@@ -471,7 +470,7 @@ class Conversation:
             self.touch()
 
     def clear(self) -> None:
-        """Empty the history and everything derived from it; the state stays."""
+        """Empty the history and everything derived from it; keep the state."""
         with self.lock:
             self.reset_history()
             self._summary = Summary(seq=self.log.last, spent=self.summary_spent)
@@ -479,15 +478,15 @@ class Conversation:
             self.touch(SUMMARY, MEMO)
 
     def undo(self) -> list[Entry]:
-        """Undo the last exchange, from the user's message on; [] if there is none.
+        """Undo the last exchange, from the user's message on, and return its entries, or [].
 
-        What was undone stays in the store but appears in no view. A note in it about an earlier
-        message is added again. Raises `HistoryNotLoaded` if what came before it is only in the
-        store.
+        Undone entries stay in the store but are never shown. Notes among them about earlier
+        messages are added again. Raise `HistoryNotLoaded` if the entries before them are only in
+        the store.
         """
         with self.lock:
             asked = sum(map(is_asked, self.log.entries))
-            if asked < 2:  # noqa: PLR2004 - the one that goes, and the one to show then
+            if asked < 2:  # noqa: PLR2004 - the one to undo, and the one to show instead
                 self.whole()
             exchange = last_exchange(self.log.entries)
             if exchange:
@@ -500,7 +499,7 @@ class Conversation:
         self.turns -= sum(entry.role == "assistant" for entry in taken)
         self._awaiting = 0
         for note in taken:
-            if note not in exchange:  # it is about what stays
+            if note not in exchange:  # about an earlier message
                 self._append(replace(note, id=new_id()))
         if self.resized:
             turn = min(int(self.resized.get("turn", 0)), self.turns)
@@ -514,10 +513,10 @@ class Conversation:
     def archive(
         self, keep: int, take: Callable[[list[Entry]], object] | None = None
     ) -> list[Entry]:
-        """Drop the oldest entries, down to the newest `keep`; returns them.
+        """Remove the oldest entries, down to the newest `keep`, and return them.
 
-        `take` gets them first: if it raises, nothing has changed. Pending entries stay, so that the
-        summary misses nothing.
+        `take` receives them first; if it raises, nothing changes. Pending entries are kept, so that
+        the summary misses nothing.
         """
         with self.lock:
             entries = self.whole()
@@ -533,11 +532,11 @@ class Conversation:
             return old
 
     def erase(self, seqs: Collection[int], *, stored: Iterable[Entry] = ()) -> None:
-        """Erase these entries, and begin a new epoch: a summary in progress comes too late.
+        """Erase these entries and start a new epoch, so that a summary in progress is discarded.
 
-        If the summary covers one of them it is removed, with the ledger, and the whole history is
-        pending again. `stored` are the entries as the store has them. Repeating it does no harm. A
-        store's `erase` calls this, so that it lasts.
+        A summary that covers one of them is removed with its ledger, and the whole history becomes
+        pending again. `stored` are the entries as stored. Erasing twice is harmless. Call this
+        through a store's `erase`, which makes it durable.
         """
         with self.lock:
             gone = frozenset(seqs)
@@ -557,10 +556,10 @@ class Conversation:
         if entry.role == "user" and self.about.title == title_of(entry):
             self.about = replace(self.about, title="")
 
-    # What is in memory
+    # Memory use
 
     def release(self) -> None:
-        """Release, in memory only, what is durable, not in the window and not held as pending."""
+        """Free memory: drop durable entries that are neither in the window nor held as pending."""
         with self.lock:
             upto = self.tracker.saved_seq
             if self.held_pending:
@@ -568,11 +567,11 @@ class Conversation:
             self.log.release(upto)
 
     def _newest_pending(self, count: int) -> int:
-        """The number after which there are at most this many pending entries."""
+        """Return the number after which there are at most this many pending entries."""
         return max(self.covered_seq, self.log.evicted - count)
 
     def missing_pending(self) -> tuple[int, int] | None:
-        """The range of entries to be held that are only in the store: after this, up to that."""
+        """Return the range (after, upto) of entries to hold that are only in the store, or None."""
         with self.lock:
             after, upto = self._newest_pending(self.held_pending), self.log.released
             if not self.held_pending or self.log.is_whole or upto <= after:
@@ -584,22 +583,22 @@ class Conversation:
         with self.lock:
             self.log.bring_back(entries, after=after, upto=upto)
 
-    # What stores need
+    # For stores
 
     @property
     def revision(self) -> int:
-        """Advances with every commit of its store; a new session may start at any number."""
+        """The last commit's number, which only grows; a new session may start at any number."""
         return self.tracker.revision
 
     def touch(self, *parts: str, by_user: bool = False) -> None:
-        """Note that these parts and the head have changed."""
+        """Record that these parts and the head have changed."""
         self.tracker.touch(parts)
         self.updated_at = self._clock()
         if by_user and self.about.sliding:
             self._expires_at = self._expiry_from_now()
 
     def changes(self) -> Changes | None:
-        """What is not durable yet, as of now; None if everything is."""
+        """Return the changes that are not durable yet, or None if everything is."""
         with self.lock:
             if self.tracker.is_saved:
                 return None
@@ -613,13 +612,13 @@ class Conversation:
             )
 
     def committed(self, changes: Changes) -> None:
-        """Note that these changes are durable; doing so again, or late, does no harm."""
+        """Record that these changes are durable; repeated or late calls are harmless."""
         with self.lock:
             if changes.revision >= self.tracker.revision:
                 self.tracker.committed(changes)
 
     def head(self) -> Head:
-        """The state that its next commit stores."""
+        """Return the head to store with the next commit."""
         return Head(
             rev=self.tracker.revision + 1,
             updated_at=self.updated_at,
@@ -648,11 +647,11 @@ class Conversation:
         )
 
     def part(self, name: str) -> Any:
-        """A part as stores write it, by its name in `PARTS`."""
+        """Return a part in its stored form, by its name in `PARTS`."""
         return PARTS[name][0](self)
 
     def restore(self, head: Head, parts: Mapping[str, Any]) -> None:
-        """Restore everything but the log from a stored head and these parts."""
+        """Restore everything but the log from a stored head and parts."""
         for name, (_, load) in PARTS.items():
             if parts.get(name) is not None:
                 load(self, parts[name])
@@ -676,7 +675,7 @@ Part = tuple[Callable[[Conversation], Any], Callable[[Conversation, Any], object
 
 
 def _value(name: str, dump: Callable[[Any], Any], load: Callable[[Any], Any]) -> Part:
-    """A part that is the value of an attribute of the conversation or its queue."""
+    """Return a part that stores an attribute of the conversation or its queue."""
     owner, _, attribute = name.rpartition(".")
     of: Callable[[Conversation], Any] = attrgetter(owner) if owner else lambda session: session
     return (
@@ -697,4 +696,4 @@ PARTS: Mapping[str, Part] = {
         lambda stored: tuple(entries_in(stored)),
     ),
 }
-"""What a store keeps of a session besides head and entries: how each part is written and read."""
+"""The parts of a session that stores keep beside head and entries: how to write and read each."""

@@ -1,6 +1,6 @@
-"""Digests that stand for entries that left the window, and quotes from those entries.
+"""Digests that replace entries outside the window, and quotes from those entries.
 
-A quote is a small JSON object whose `seq` is the number of the entry that it is from.
+A quote is a small JSON object; its `seq` is the number of the entry it comes from.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ PIN_CHARS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """A value that stands for every entry up to a sequence number; committed as one record."""
+    """A value that covers every entry up to a sequence number; stored as one record."""
 
     value: Any
     seq: int = 0
 
     def dump(self) -> dict[str, Any]:
-        """The form that stores write."""
+        """Return the form that stores write."""
         return {"value": copied(self.value), "seq": self.seq}
 
     @classmethod
     def load(cls, stored: Mapping[str, Any]) -> Digest:
-        """Read what was stored."""
+        """Read the stored form."""
         return cls(value=copied(stored.get("value", {})), seq=place_in(stored.get("seq", 0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(Digest):
-    """A text that stands for entries, with its ledger, pins and costs."""
+    """A summary text, with its ledger, pins and costs."""
 
     value: str = ""
     ledger: Quotes = ()
-    """What is kept word for word beside it."""
+    """The quotes kept beside the text."""
     pins: Quotes = ()
-    """The messages that a person keeps in view, in log order."""
+    """The messages that the user keeps in view, in log order."""
     spent: Mapping[str, int] = field(default_factory=dict)
-    """What all summaries have cost so far."""
+    """The cost of all summaries so far."""
 
     def dump(self) -> dict[str, Any]:
-        """The stored form; empty values are left out."""
+        """Return the stored form, without empty values."""
         beside = {
             "ledger": copied(self.ledger),
             "spent": dict(self.spent),
@@ -70,7 +70,7 @@ class Summary(Digest):
 
     @classmethod
     def load(cls, stored: Mapping[str, Any]) -> Summary:
-        """Read what was stored."""
+        """Read the stored form."""
         return cls(
             value=str(stored.get("value", "")),
             seq=place_in(stored.get("seq", 0)),
@@ -87,13 +87,13 @@ class Summary(Digest):
         ledger: Iterable[Mapping[str, Any]] | None,
         spent: Mapping[str, int] | None,
     ) -> Summary:
-        """The next summary; it keeps the present ledger unless given one, and adds up the costs."""
+        """Return the next summary; the ledger is kept unless given, and the costs are added."""
         ledger = self.ledger if ledger is None else quotes_in(tuple(ledger))
         spent = added(self.spent, spent or {})
         return replace(self, value=text, seq=seq, ledger=ledger, spent=spent)
 
     def without(self, seqs: Collection[int], *, start: int) -> Summary:
-        """The summary after these entries are erased; emptied up to `start` if it covered one."""
+        """Return the summary without erased entries, or an empty one if it covered any."""
         pins = tuple(pin for pin in self.pins if pin["seq"] not in seqs)
         if seqs and min(seqs) <= self.seq:
             return Summary(seq=start, pins=pins, spent=self.spent)
@@ -101,13 +101,13 @@ class Summary(Digest):
 
 
 def added(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
-    """The sums of both counts, by name."""
+    """Add two counts by name."""
     names = {**counts, **more}
     return {name: counts.get(name, 0) + more.get(name, 0) for name in names}
 
 
 def pinned(pins: Quotes, entry: Entry) -> Quotes:
-    """The pins with this message added; raises `NotPossible` if it can't be pinned."""
+    """Return the pins with this message added; raise `NotPossible` if that is not allowed."""
     said = next((one for one in _as_pinned(entry) if one.text.strip()), None)
     if entry.role is None or said is None:
         raise NotPinnable(entry.seq)
@@ -124,12 +124,12 @@ def _bounded(text: str) -> str:
 
 
 def _as_pinned(entry: Entry) -> list[Passage]:
-    """The texts of a message, beginning with what its sender typed."""
+    """Return a message's texts, beginning with the text that its sender typed."""
     return sorted(passages_of(entry), key=lambda one: not one.is_typed)
 
 
 def source_of(said: Passage, entry: Entry) -> dict[str, Any]:
-    """Who said a quote: a name for people, the account, and how it was said unless typed."""
+    """Return a quote's source: the speaker, the account, and how it was said unless typed."""
     by = said.speaker if said.kind == "overheard" else said.by
     is_named = said.kind in {"overheard", "report"} or entry.metadata.get(GROUP)
     if by is None or not is_named:
@@ -142,7 +142,7 @@ def source_of(said: Passage, entry: Entry) -> dict[str, Any]:
 
 
 def quotes_in(stored: Any) -> Quotes:
-    """The valid items in what was stored or exported."""
+    """Return the valid quotes in stored or exported data."""
     found = stored if isinstance(stored, Sequence) and not isinstance(stored, str) else ()
     return tuple(
         dict(item)
@@ -152,11 +152,11 @@ def quotes_in(stored: Any) -> Quotes:
 
 
 def quotes_by_place(items: Iterable[Mapping[str, Any]], entries: Iterable[Entry]) -> Quotes:
-    """The items with each number replaced by its entry's position among these, from 1."""
+    """Return the quotes with their entries' positions among `entries`, from 1, as numbers."""
     seqs = [entry.seq for entry in entries]
     return tuple({**item, "seq": bisect_right(seqs, int(item["seq"]))} for item in items)
 
 
 def quotes_moved(items: Iterable[Mapping[str, Any]], by: int) -> Quotes:
-    """The items with their numbers raised by this much."""
+    """Return the quotes with their numbers raised by this much."""
     return tuple({**item, "seq": int(item["seq"]) + by} for item in items)

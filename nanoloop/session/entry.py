@@ -1,6 +1,6 @@
-"""One entry of a session's log: a message, a tool call, a tool result, a thought.
+"""One entry of a session's log: a message, a tool call, a tool result or reasoning.
 
-An unknown type is kept unchanged.
+An entry of an unknown type is kept unchanged.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ TOOL_CALL = "tool_call"
 TOOL_RESULT = "tool_result"
 THINKING = "thinking"
 ERASED = "erased"
-"""Marks an erased entry, which keeps only its number, its id and its time."""
+"""Marks an erased entry, which keeps only its number, id and time."""
 
 CALL_ID = "tool_call_id"
 """The metadata key that pairs a call with its result."""
 
 
 _PLAIN = (str, int, float, type(None))
-_random = Random()  # noqa: S311 - no secret; asking the system for each would let other threads in
+_random = Random()  # noqa: S311 - not secret; a system call for each would switch threads
 
 
 def fresh_id() -> str:
-    """32 hex digits, unique; the time distinguishes processes that were forked from one."""
+    """Return a unique id of 32 hex digits; the time tells forked processes apart."""
     return f"{time_ns():016x}{_random.getrandbits(64):016x}"
 
 
 def utc_now() -> datetime:
-    """The current time, as entries and sessions record it."""
+    """Return the current time, as entries and sessions record it."""
     return datetime.now(timezone.utc)
 
 
 def copied(value: Any) -> Any:
-    """A value that shares no dict or list with the given one."""
-    if isinstance(value, _PLAIN):  # first: asking for a mapping is slow, and most are none
+    """Copy a value so that no dict or list is shared with the original."""
+    if isinstance(value, _PLAIN):  # checked first, since the Mapping check is slow
         return value
     if isinstance(value, (dict, Mapping)):
         return {key: copied(item) for key, item in value.items()}
@@ -52,7 +52,7 @@ def copied(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A frozen record with the five fields of its JSON form, and its place in the log."""
+    """A frozen record: the five fields of its JSON form, and its place in the log."""
 
     type: str
     content: Mapping[str, Any]
@@ -60,11 +60,11 @@ class Entry:
     timestamp: datetime = field(default_factory=utc_now)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     seq: int = 0
-    """The place in the log, from 1; 0 while it is in none."""
+    """The place in the log, from 1; 0 if the entry is in no log."""
 
     @classmethod
     def message(cls, role: str, text: Any, *, metadata: Mapping[str, Any] | None = None) -> Entry:
-        """What someone said; rich content (a list of parts) is kept beside its plain text."""
+        """Create a message; structured content (a list of parts) is kept beside its plain text."""
         content = {"role": role, "text": plain_text(text)}
         if not isinstance(text, str):
             content["parts"] = copied(text)
@@ -79,7 +79,7 @@ class Entry:
         call_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Entry:
-        """A tool call by the model."""
+        """Create a tool call made by the model."""
         content = {"tool": tool, "parameters": copied({} if params is None else params)}
         return cls(type=TOOL_CALL, content=content, metadata=_with_call_id(metadata, call_id))
 
@@ -93,7 +93,7 @@ class Entry:
         call_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Entry:
-        """A tool's result; a failed call keeps its result too."""
+        """Create a tool's result; a failed call keeps its result too."""
         content = {
             "tool": tool,
             "success": err is None,
@@ -104,40 +104,40 @@ class Entry:
 
     @classmethod
     def thinking(cls, text: str, *, metadata: Mapping[str, Any] | None = None) -> Entry:
-        """What the model thought before it spoke."""
+        """Create an entry for the model's reasoning."""
         return cls(type=THINKING, content={"text": text}, metadata=copied(metadata or {}))
 
     @property
     def role(self) -> str | None:
-        """Who spoke, for a message; else None."""
+        """A message's role, or None for other types."""
         return self.content.get("role") if self.type == MESSAGE else None
 
     @property
     def call_id(self) -> str | None:
-        """The id that pairs this call or result with its other half, if given."""
+        """The id that pairs this call or result with its counterpart, or None."""
         return self.metadata.get(CALL_ID)
 
     def message_content(self) -> dict[str, Any] | None:
-        """The content of a message; None for any other type."""
+        """Return a message's content, or None for any other type."""
         return self._content_of(MESSAGE)
 
     def tool_call_content(self) -> dict[str, Any] | None:
-        """The content of a tool call; None for any other type."""
+        """Return a tool call's content, or None for any other type."""
         return self._content_of(TOOL_CALL)
 
     def tool_result_content(self) -> dict[str, Any] | None:
-        """The content of a tool result; None for any other type."""
+        """Return a tool result's content, or None for any other type."""
         return self._content_of(TOOL_RESULT)
 
     def thinking_content(self) -> dict[str, Any] | None:
-        """The content of a thought; None for any other type."""
+        """Return the content of reasoning, or None for any other type."""
         return self._content_of(THINKING)
 
     def _content_of(self, wanted: str) -> dict[str, Any] | None:
         return copied(self.content) if self.type == wanted else None
 
     def copy(self, *, seq: int | None = None) -> Entry:
-        """An entry whose content shares nothing with this one, at its place or a given one."""
+        """Return a copy that shares no content with this entry; `seq` gives it another number."""
         return Entry(  # `replace` takes four times as long
             type=self.type,
             content=copied(self.content),
@@ -148,11 +148,11 @@ class Entry:
         )
 
     def erased(self) -> Entry:
-        """The same entry without anything that was said in it or about it."""
+        """Return the entry without its content and metadata."""
         return replace(self, type=ERASED, content={}, metadata={})
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form: id, type, timestamp, content, metadata, and nothing else."""
+        """Return the JSON form, with only id, type, timestamp, content and metadata."""
         return {
             "id": self.id,
             "type": self.type,
@@ -165,9 +165,9 @@ class Entry:
     def from_dict(
         cls, data: Mapping[str, Any], *, seq: int = 0, undated: datetime | None = None
     ) -> Entry:
-        """Read the JSON form; raises TypeError or ValueError if it is invalid.
+        """Read the JSON form; raise TypeError or ValueError if it is invalid.
 
-        `undated` is used for a time that can't be read.
+        `undated` replaces a time that can't be read.
         """
         if not isinstance(data, Mapping) or not isinstance(data.get("type"), str):
             msg = f"an entry must be an object with a type, not {type(data).__name__}"
@@ -185,7 +185,7 @@ class Entry:
         )
 
     def to_json(self) -> str:
-        """The JSON form as text."""
+        """Return the JSON form as text."""
         return json.dumps(self.to_dict(), ensure_ascii=False, default=str)
 
     @classmethod
@@ -204,18 +204,18 @@ def _time_in(text: Any, undated: datetime | None) -> datetime:
 
 
 UNDATED = datetime.min.replace(tzinfo=timezone.utc)
-"""Stands for an unreadable time, until `dated` replaces it."""
+"""Marks an unreadable time, until `dated` replaces it."""
 
 
 def entries_in(stored: Iterable[Mapping[str, Any]]) -> list[Entry]:
-    """The entries in these JSON forms; raises TypeError or ValueError if one is invalid."""
+    """Read entries from their JSON forms; raise TypeError or ValueError if one is invalid."""
     return dated([Entry.from_dict(each, undated=UNDATED) for each in stored])
 
 
 def dated(entries: list[Entry]) -> list[Entry]:
-    """The same, with unreadable times replaced by the previous entry's: nothing is lost.
+    """Replace unreadable times by the previous entry's, so that no entry is lost.
 
-    Entries before the first readable time get that time.
+    Entries before the first readable time get this time.
     """
     if all(entry.timestamp != UNDATED for entry in entries):
         return entries
@@ -236,7 +236,7 @@ def _with_call_id(metadata: Mapping[str, Any] | None, call_id: str | None) -> di
 
 
 def plain_text(content: Any, *, between: str = "\n") -> str:
-    """The words in a message's content: a string, parts with text, or nothing."""
+    """Return the text of a message's content: a string, parts with text, or None."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
@@ -253,12 +253,12 @@ def _part_text(part: Any) -> str:
 
 
 def rfc3339(moment: datetime) -> str:
-    """A time as text, with Z for UTC."""
+    """Format a time as text, with Z for UTC."""
     return moment.isoformat().replace("+00:00", "Z")
 
 
 def from_rfc3339(text: Any) -> datetime:
-    """A time from its text; a missing one means now, one without a zone is UTC."""
+    """Parse a time; a missing one means now, and one without a zone is in UTC."""
     if not text:
         return utc_now()
     moment = datetime.fromisoformat(str(text))
@@ -266,12 +266,12 @@ def from_rfc3339(text: Any) -> datetime:
 
 
 TITLE_LIMIT = 60
-"""How many characters of the first user's words make a conversation's title."""
+"""How many characters of the user's first words become the title."""
 
 
 def title_of(entry: Entry) -> str:
-    """The title made from a user's first message."""
-    words = str(entry.content.get("text") or "").split(maxsplit=TITLE_LIMIT)  # it may be long
+    """Make a conversation's title from a user's first message."""
+    words = str(entry.content.get("text") or "").split(maxsplit=TITLE_LIMIT)  # the text may be long
     return " ".join(words)[:TITLE_LIMIT]
 
 
@@ -281,7 +281,7 @@ _FILE = re.compile(rf"{SCHEME}([0-9a-f]{{40}})")
 
 
 def files_in(entry: Entry) -> set[str]:
-    """The ids of the uploaded files that came with this entry; its words refer to none."""
+    """Return the ids of the files that were uploaded with this entry; its text is not searched."""
     files, parts = entry.metadata.get("attachments"), entry.content.get("parts")
     if not files and not parts:
         return set()

@@ -1,4 +1,4 @@
-"""Exporting a session, importing it whole or in part, and showing it to people."""
+"""Export a session, import it whole or in part, and show it to people."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 
 FULL, CURRENT = "full_chat_history", "current_chat_history"
 _POSITIONS = (CURRENT, "memo_cursor", "summary_cursor")
-"""Values that are places in the whole history."""
+"""The values that are positions in the whole history."""
 
 
 def exported(session: Session) -> dict[str, Any]:
-    """The complete state of a session, without any secrets from its settings."""
+    """Return a session's complete state, without secrets from its settings."""
     with session.lock:
         entries, head = session.whole(), session.head()
         ledger = list(quotes_by_place(session.ledger, entries))
@@ -82,12 +82,12 @@ def exported(session: Session) -> dict[str, Any]:
 
 
 def _place_of(seq: int, entries: Iterable[Entry]) -> int:
-    """How many of the entries have numbers up to this."""
+    """Return how many of the entries have at most this number."""
     return sum(entry.seq <= seq for entry in entries)
 
 
 def take_in(session: Session, data: Mapping[str, Any]) -> None:
-    """Import an export or a part of it; raises TypeError or ValueError before anything changes."""
+    """Import all or part of an export; raise TypeError or ValueError before changing anything."""
     data, odd = checked_data(parsed(data))
     history = imported_history(data)
     odd += ["window"] if history is not None and history.has_odd_places else []
@@ -140,7 +140,7 @@ def _memo_cursor(
 
 
 def _summary(session: Session, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The part as it is to be stored."""
+    """Return the summary in the form to store."""
     summary: dict[str, Any] = session.part(SUMMARY)
     before = session.log.start - 1
     if data.get("summary_cursor") is not None:
@@ -155,7 +155,7 @@ def _summary(session: Session, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _memo(session: Session, data: Mapping[str, Any], cursor: int | None) -> dict[str, Any]:
-    """The part as it is to be stored."""
+    """Return the memo in the form to store."""
     memo: dict[str, Any] = session.part(MEMO)
     if "memo" in data:
         memo["value"] = data["memo"]
@@ -165,7 +165,7 @@ def _memo(session: Session, data: Mapping[str, Any], cursor: int | None) -> dict
 
 
 def _seq_behind(session: Session, messages: int) -> int:
-    """The number of the last entry in the first `messages` messages of the history."""
+    """Return the number of the last entry in the first `messages` messages of the history."""
     spans = [span for span in spans_of(session.whole()) if span.message is not None][:messages]
     return spans[-1].entries[-1].seq if spans else session.log.start - 1
 
@@ -185,9 +185,9 @@ def _counted_head(session: Session, data: Mapping[str, Any], *, is_new: bool) ->
 
 
 def copy_upto(session: Session, fork: Session, upto: int | str | None) -> None:
-    """Give a new session the history up to an entry, by its number or id, and what belongs to it.
+    """Copy a session's history up to an entry, by number or id, and its state to a new session.
 
-    Summary and memo are included if they cover nothing after it.
+    Summary and memo are copied only if they cover nothing after the entry.
     """
     last = _fork_point(session, upto)
     entries = [entry for entry in session.whole() if entry.seq <= last]
@@ -225,14 +225,14 @@ _PLACES = ("turns", "last_resize_turn", "memo_cursor", "summary_cursor")
 _TIMES = ("created_at", "updated_at", "expires_at")
 _MAPPINGS = ("settings", "state", "metadata", "last_resize")
 _INNER = ("_turns", "_last_resize_turn", "_memo_cursor")
-"""The seed's own names for the counts."""
+"""The names that the original implementation gave to the counts."""
 
 
 def checked_data(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The data with valid places and counts, and the names of those that were invalid.
+    """Return the data with valid positions and counts, and the names of those that were invalid.
 
-    A wrong place becomes the beginning, and turns are counted. Raises TypeError or ValueError if
-    anything else is wrong.
+    An invalid position becomes the beginning, and invalid turns are counted again. Raise TypeError
+    or ValueError if anything else is wrong.
     """
     data = {(name[1:] if name in _INNER else name): value for name, value in data.items()}
     if data.get("id") is not None:
@@ -252,25 +252,25 @@ def checked_data(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def positions(window: Sequence[Entry], entries: Sequence[Entry]) -> list[int | dict[str, Any]]:
-    """The window as places in the history; an entry outside it is included as it is."""
+    """Return the window as positions in the history, and other entries in full."""
     places = {entry.seq: index for index, entry in enumerate(entries)}
     return [places[e.seq] if e.seq in places else e.to_dict() for e in window]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedHistory:
-    """The history in an import; read before anything is changed."""
+    """The history in an import, read before anything is changed."""
 
     entries: Sequence[Entry]
     window: Sequence[Entry]
     has_odd_places: bool = False
-    """Whether the window contained invalid places."""
+    """True if the window contained invalid positions."""
 
 
 def imported_history(data: Mapping[str, Any]) -> ImportedHistory | None:
-    """The history in the data, None if there is none; raises TypeError or ValueError.
+    """Read the history from the data, or return None; raise TypeError or ValueError.
 
-    `entries` contain more than `full_chat_history`, which wins if someone changed it.
+    `entries` contain more than `full_chat_history`, but the latter wins if someone edited it.
     """
     if data.get("entries") is None and data.get(FULL) is None:
         return None
@@ -295,7 +295,7 @@ def _with_window(data: Mapping[str, Any], entries: list[Entry], places: Any) -> 
 
 
 def _at(place: Any, entries: Sequence[Entry]) -> Entry | None:
-    """The entry at this place in the history, or the one included as it is."""
+    """Return the entry at this position in the history, or the one included in full."""
     if isinstance(place, Mapping):
         return entries_in([place])[0]
     is_there = isinstance(place, int) and 0 <= place < len(entries)
@@ -328,15 +328,15 @@ def _messages_in(data: Mapping[str, Any], name: str) -> list[Mapping[str, Any]] 
 
 Format = Literal["json", "yaml"]
 _ODD = re.compile("[\x80-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
-"""Characters that YAML treats as line ends or refuses, unless they are escaped."""
+"""Characters that YAML treats as line ends, or rejects unless they are escaped."""
 
 
 def dumped(data: Mapping[str, Any], format: str = "json") -> str:  # noqa: A002 - the seed's name
-    """The data as text in this format; values that JSON doesn't know become text."""
+    """Return the data as text in this format; values without a JSON form become text."""
     text = json.dumps(data, ensure_ascii=False, default=str, indent=2)
     if _checked_format(format) == "json":
         return text
-    import yaml  # noqa: PLC0415 - only who asks for YAML pays for it
+    import yaml  # noqa: PLC0415 - only needed for YAML
 
     is_plain = not _ODD.search(text)
     return str(yaml.safe_dump(json.loads(text), allow_unicode=is_plain, sort_keys=False, width=100))
@@ -347,16 +347,16 @@ def parsed(
     format: str | None = None,  # noqa: A002 - the seed's name
     key_path: str | None = None,
 ) -> Mapping[str, Any]:
-    """The mapping in a text, or at a dotted path in it.
+    """Return the mapping in a text, or at a dotted path in the text.
 
-    Raises ValueError with the place of a syntax error, TypeError for anything but a mapping.
+    Raise ValueError with the position of a syntax error, or TypeError for anything but a mapping.
     """
     value = text if isinstance(text, Mapping) else _value_in(text, format)
     for name in key_path.split(".") if key_path else ():
         if not isinstance(value, Mapping):
             raise TypeError(f"can't look up {name!r} of {key_path!r} in {_kind(value)}")
         if name not in value:
-            raise ValueError(f"there is no {name!r} on the way to {key_path!r}")
+            raise ValueError(f"there is no {name!r} in the path {key_path!r}")
         value = value[name]
     if not isinstance(value, Mapping):
         raise TypeError(f"a session must be an object with keys, not {_kind(value)}")
@@ -391,11 +391,11 @@ def _json_value(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as broken:
-        raise ValueError(f"this is not valid JSON: {broken}") from broken  # its text has the place
+        raise ValueError(f"this is not valid JSON: {broken}") from broken  # with its position
 
 
 def _yaml_value(text: str) -> Any:
-    import yaml  # noqa: PLC0415 - only who reads YAML pays for it
+    import yaml  # noqa: PLC0415 - only needed for YAML
 
     try:
         return yaml.safe_load(text)
@@ -414,7 +414,7 @@ _NAMES = {"user": "User", "assistant": "Assistant", "system": "System"}
 
 
 def as_markdown(entries: Sequence[Entry], *, title: str, about: str = "", summary: str = "") -> str:
-    """A heading, the summary, then every message and tool with its time; thoughts are left out."""
+    """Return a heading, the summary, and each message and tool with its time, without reasoning."""
     blocks = [f"# {title or 'Conversation'}"]
     blocks += [about] if about else []
     blocks += [f"## Summary of what came before\n\n{summary}"] if summary else []
@@ -440,7 +440,7 @@ def _time(moment: datetime) -> str:
 
 
 def _fenced(text: str, language: str = "") -> str:
-    """The text in a fence longer than any it contains."""
+    """Return the text in a fence longer than any fence inside the text."""
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
@@ -451,7 +451,7 @@ _ELLIPSIS = "..."
 
 
 def displayed(entries: Sequence[Entry], *, last: int = 20, width: int = 80) -> str | None:
-    """The last messages, one line each and one per tool used; None if there are none.
+    """Return the last messages, with one line per message and tool use, or None if there are none.
 
     A `last` or `width` of 0 means no limit.
     """
@@ -479,7 +479,7 @@ def _on_one_line(text: str) -> str:
 
 
 def shortened(line: str, width: int) -> str:
-    """The line in at most this many columns, ending in `...` if it was cut."""
+    """Return the line in at most this many columns, ending in `...` if it was cut."""
     if width <= 0 or sum(map(_columns, line)) <= width:
         return line
     room = max(0, width - len(_ELLIPSIS))
@@ -498,7 +498,7 @@ def _columns(character: str) -> int:
 
 
 def counted(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Messages by role, tool calls, and the names of the tools in the order of their calls."""
+    """Count the messages by role and the tool calls, and list the tools in call order."""
     said = [span.message for span in spans_of(entries) if span.message is not None]
     roles = [message["role"] for message in said]
     calls = [entry for entry in entries if entry.type == TOOL_CALL]
@@ -507,14 +507,14 @@ def counted(entries: Sequence[Entry]) -> dict[str, Any]:
         "user": roles.count("user"),
         "assistant": roles.count("assistant"),
         "tool": roles.count("tool"),
-        # A result whose call was never written down was a call too.
+        # A result without a recorded call also counts as a call.
         "tool_calls": max(len(calls), results),
         "tools_used": [str(call.content.get("tool", "")) for call in calls],
     }
 
 
 def conversation_text(entries: Sequence[Entry]) -> str:
-    """`[role] content` of each message, separated by blank lines."""
+    """Return `[role] content` for each message, separated by blank lines."""
     said = [span for span in spans_of(entries) if span.message is not None]
     return "\n\n".join(f"[{_role(span.message)}] {_spoken(span.entries)}" for span in said)
 
@@ -537,15 +537,15 @@ def _words(entry: Entry) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """A piece of context as text."""
+    """An entry of the context as text."""
 
     type: str
-    """The role of a message, the type of any other entry."""
+    """A message's role, or another entry's type."""
     text: str
 
 
 def rendered(entry: Entry) -> Rendered:
-    """The entry as text; for an unknown type, its content as JSON."""
+    """Return the entry as text; for an unknown type, its content as JSON."""
     text = {
         MESSAGE: _rendered_message,
         TOOL_CALL: _rendered_call,

@@ -1,4 +1,4 @@
-"""A session's identity, its state, and which parts of it are not durable yet."""
+"""A session's identity and state, and the parts of it that are not durable yet."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from nanoloop.errors import InvalidSessionId
 from nanoloop.session.entry import Entry, copied, from_rfc3339, rfc3339, utc_now
 
 ID_LIMIT = 200
-"""The longest session id."""
+"""The most characters in a session id."""
 
 _SAFE = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.:@-]{{0,{ID_LIMIT - 1}}}")
 _UNSAFE_CHARACTER = re.compile(r"[^A-Za-z0-9_.:@-]")
 
 
 def new_id() -> str:
-    """A fresh id: 32 lowercase hex digits."""
+    """Generate an id of 32 lowercase hex digits."""
     return uuid4().hex
 
 
 def checked_id(session_id: object) -> str:
-    """The same id; raises `InvalidSessionId` if it could not name a session safely."""
+    """Return the id; raise `InvalidSessionId` if it is not safe as a session's name."""
     if not isinstance(session_id, str) or not _SAFE.fullmatch(session_id):
         raise InvalidSessionId(session_id)
     return session_id
@@ -38,32 +38,32 @@ def checked_id(session_id: object) -> str:
 def timestamp_id(
     moment: datetime | None = None, *, taken: Container[str] | Callable[[str], bool] = ()
 ) -> str:
-    """`session-YYYYMMDD-HHMMSS`, with -01, -02 … if that is taken."""
+    """Return `session-YYYYMMDD-HHMMSS`, with -01, -02 … if that id is taken."""
     is_taken = taken if callable(taken) else taken.__contains__
     base = (moment or datetime.now().astimezone()).strftime("session-%Y%m%d-%H%M%S")
     return next(name for name in numbered(base) if not is_taken(name))
 
 
 def numbered(session_id: str) -> Iterator[str]:
-    """This id, then with -01, -02 …, without end; raises `InvalidSessionId` if it is invalid."""
+    """Yield this id, then -01, -02 … without end; raise `InvalidSessionId` if it is invalid."""
     yield checked_id(session_id)
     for number in count(1):
         yield checked_id(f"{session_id}-{number:02d}")
 
 
 def id_for_key(key: str) -> str:
-    """The id of a routing key's first session: the key itself if it is safe.
+    """Return the id of a routing key's first session, which is the key itself if it is safe.
 
-    Any other key keeps its readable part, with a digest that makes it unique.
+    For any other key, the id consists of its readable part and a digest that makes it unique.
     """
-    if _SAFE.fullmatch(key) and len(key) <= ID_LIMIT - 20:  # room for the stamp of a later one
+    if _SAFE.fullmatch(key) and len(key) <= ID_LIMIT - 20:  # room for a later session's stamp
         return key
     readable = _UNSAFE_CHARACTER.sub("-", key)[:100].lstrip("_.:@-") or "chat"
     return f"{readable}@{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:20]}"
 
 
 def place_in(value: Any, otherwise: int = 0) -> int:
-    """The value if it is a place or a count; `otherwise` if it is neither, or negative."""
+    """Return the value as a position or count, or `otherwise` if it is invalid or negative."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -72,7 +72,7 @@ def place_in(value: Any, otherwise: int = 0) -> int:
 
 
 def is_place(value: Any) -> bool:
-    """Whether this is a place or a count."""
+    """Return True for a valid position or count."""
     return place_in(value, -1) >= 0
 
 
@@ -84,54 +84,54 @@ TOKENS = ("tokens_in", "tokens_out", "tokens_cached")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The state of a session: small, written with every commit.
+    """A session's state, which is small and written with every commit.
 
     A new field needs a line here, one in `_FORMS` if JSON has no such type, and two in
-    `Conversation`: where it is written (`head`) and where it is read (`restore`).
+    `Conversation`: one to write it (`head`) and one to read it (`restore`).
     """
 
     rev: int = 0
-    """Commits so far, including this one."""
+    """The number of commits so far, including this one."""
     updated_at: datetime = field(default_factory=utc_now)
     expires_at: datetime | None = None
     epoch: int = 0
     start: int = 1
-    """The first number of this history."""
+    """The number of this history's first entry."""
     last: int = 0
     window: int = 0
-    """Where the window begins; 0 means that it is not stored and begins at the start."""
+    """The number at which the window begins; 0 if it was not stored, which means at `start`."""
     shown: tuple[int | Mapping[str, Any], ...] | None = None
-    """The window made by a handler: numbers, and entries that are in no log."""
+    """A window made by a handler: numbers, and entries that are in no log."""
     hidden: tuple[tuple[int, int], ...] = ()
-    """Ranges that were undone."""
+    """The ranges of numbers that were undone."""
     covered: int = 0
     turns: int = 0
     count: int = 0
-    """How many entries this history has."""
+    """The number of entries in this history."""
     awaiting: int = 0
     spent: Mapping[str, int] = field(default_factory=dict)
     """The tokens of all turns, by kind."""
     waiting: int = 0
     unsent: tuple[int, ...] = ()
     senders: Mapping[int, str] = field(default_factory=dict)
-    """The senders of the unsent answers made by a process other than `by`."""
+    """The senders of unsent answers that a process other than `by` created."""
     resized: Mapping[str, Any] = field(default_factory=dict)
-    """Type, turn and reason of the last resize, and the newest number at that time."""
+    """The last resize's type, turn and reason, and the newest number at that time."""
     moved: str = ""
-    """The session in which its chat continues, if it does."""
+    """The id of the session in which the chat continues, or ""."""
     by: str = ""
-    """The process that answers here, or did so last."""
+    """The process that answers in the session, or did so last."""
     claims: int = 0
-    """How many times a process has claimed work here: the fence of that work."""
+    """How many times a process has claimed work here; the number fences off outdated work."""
     stopped: int = 0
-    """The claim whose turn is to stop, wherever it runs."""
+    """The claim whose turn is to stop, in whichever process it runs."""
     erasures: int = 0
-    """How many times entries of it were erased: an index that knows of fewer is behind."""
+    """How many times entries were erased; an index that has seen fewer erasures is outdated."""
     erasing: tuple[tuple[tuple[int, int], ...], ...] = ()
-    """What was erased of late, in ranges, and may have left copies: they are to be removed."""
+    """Recently erased ranges whose copies may still have to be removed."""
 
     def dump(self) -> dict[str, Any]:
-        """The stored form; empty values are left out."""
+        """Return the stored form, without empty values."""
         stored = {}
         for name in _NAMES:
             value = getattr(self, name)
@@ -141,7 +141,7 @@ class Head:
 
     @classmethod
     def load(cls, stored: Mapping[str, Any]) -> Head:
-        """Read what any version stored; unknown fields are ignored."""
+        """Read the form that any version stored; unknown fields are ignored."""
         known: dict[str, Any] = {
             name: _FORMS[name][1](stored[name]) if name in _FORMS else int(stored[name])
             for name in _NAMES
@@ -193,36 +193,36 @@ _FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "moved": (str, str),
     "by": (str, str),
 }
-"""How a field is stored and read back; all others are numbers."""
+"""How each field is stored and read back; fields not listed are numbers."""
 
 
 def spent_in(head: Mapping[str, Any]) -> dict[str, int]:
-    """The tokens of all turns, by kind, from a stored head."""
+    """Return the tokens of all turns, by kind, from a stored head."""
     return dict(_FORMS["spent"][1](head.get("spent") or ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What identifies a session, and how long it lives."""
+    """A session's identity and lifetime."""
 
     id: str = field(default_factory=new_id)
-    """The name that stores know it by."""
+    """The session's name in stores."""
     key: str | None = None
-    """The chat that it belongs to."""
+    """The chat that the session belongs to."""
     created_at: datetime = field(default_factory=utc_now)
     agent: str | None = None
-    """The name of the agent that answers here."""
+    """The name of the agent that answers in the session."""
     title: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     max_history: int | None = None
-    """The largest number of messages in the window."""
+    """The most messages in the window, or None."""
     ttl: float | None = None
-    """Its lifetime in seconds; None, or zero or less, means that it never ends."""
+    """The session's lifetime in seconds; None, zero or less means no limit."""
     sliding: bool = False
-    """Whether each use restarts its lifetime."""
+    """True if each use restarts the lifetime."""
 
     def __post_init__(self) -> None:
-        """Raises `InvalidSessionId`."""
+        """Check and normalise the fields; raise `InvalidSessionId`."""
         own = {
             "id": checked_id(self.id),
             "metadata": copied(self.metadata),
@@ -232,14 +232,14 @@ class Identity:
             object.__setattr__(self, name, value)
 
     def dump(self) -> dict[str, Any]:
-        """The stored form; empty values are left out."""
+        """Return the stored form, without empty values."""
         stored = {name: getattr(self, name) for name in self.__dataclass_fields__}
         stored |= {"created_at": rfc3339(self.created_at), "metadata": copied(self.metadata)}
         return {name: value for name, value in stored.items() if value not in (None, False, {}, "")}
 
     @classmethod
     def load(cls, stored: Mapping[str, Any]) -> Identity:
-        """Read a stored or exported form."""
+        """Read the stored or exported form."""
         return cls(
             id=stored["id"],
             key=stored.get("key"),
@@ -254,37 +254,37 @@ class Identity:
 
 
 def seconds_of(ttl: float | timedelta | None) -> float | None:
-    """A lifetime in seconds; None if it has no end, as with zero or less."""
+    """Return a lifetime in seconds, or None if it is unlimited, as with zero or less."""
     seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
     return seconds if seconds and 0 < seconds < inf else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """The changes that a store must make durable in one piece."""
+    """The changes that a store must make durable in one commit."""
 
     revision: int
-    """The revision these changes are based on; the commit adds one to it."""
+    """The revision that the changes are based on; the commit adds one to it."""
     entries: tuple[Entry, ...]
     head: Mapping[str, Any]
-    """Small, written with every commit."""
+    """The session's head, which is small and written with every commit."""
     sections: Mapping[str, Any]
-    """Larger parts, only those that changed."""
+    """The larger parts, only those that changed."""
     tick: int
-    """The session's own clock when they were taken."""
+    """The session's change counter when the changes were taken."""
     heard: tuple[tuple[str, str], ...] = ()
-    """Chat and id of each message taken with them: only once, across all processes."""
+    """The chat and id of each message received with the changes, unique across all processes."""
 
 
 class ChangeTracker:
-    """Counts every change, and knows which ones are durable."""
+    """Counts every change, and knows which changes are durable."""
 
     def __init__(self) -> None:
         self.tick = 1
         self.revision = 0
-        """Commits so far."""
+        """The number of commits so far."""
         self.saved_seq = 0
-        """Entries up to here are durable."""
+        """The entries up to this number are durable."""
         self._saved_tick = 0
         self._changed_at: dict[str, int] = {ABOUT: 1}
         self._fresh: deque[Entry] = deque()
@@ -292,26 +292,26 @@ class ChangeTracker:
 
     @property
     def is_saved(self) -> bool:
-        """Whether everything is durable."""
+        """True if everything is durable."""
         return self.tick == self._saved_tick
 
     @property
     def fresh(self) -> tuple[Entry, ...]:
-        """The entries that are not durable, whatever view they are in."""
+        """The entries that are not durable yet, whether the window shows them or not."""
         return tuple(self._fresh)
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """The sections that are not durable."""
+        """The sections that are not durable yet."""
         return tuple(self._changed_at)
 
     @property
     def heard(self) -> tuple[tuple[str, str], ...]:
-        """Chat and id of each message that was taken, but not durably yet."""
+        """The chat and id of each received message that is not durable yet."""
         return tuple(self._heard_at)
 
     def hear(self, chat: str, message_id: str) -> bool:
-        """Note that this message is taken; False if it is noted already."""
+        """Record that this message was received; return False if that is already recorded."""
         if (chat, message_id) in self._heard_at:
             return False
         self.tick += 1
@@ -319,21 +319,21 @@ class ChangeTracker:
         return True
 
     def touch(self, sections: Iterable[str] = ()) -> None:
-        """Note a change of the head, and of these sections."""
+        """Record a change of the head and of these sections."""
         self.tick += 1
         for section in sections:
             self._changed_at[section] = self.tick
 
     def add(self, entry: Entry) -> None:
-        """Note a new entry."""
+        """Record a new entry."""
         self._fresh.append(entry)
 
     def erase(self, seqs: Collection[int]) -> None:
-        """Leave only the place of these new entries."""
+        """Replace these new entries with erased ones."""
         self._fresh = deque(e.erased() if e.seq in seqs else e for e in self._fresh)
 
     def committed(self, changes: Changes) -> None:
-        """Note that these changes are durable; later ones are not."""
+        """Record that these changes are durable; later changes are not."""
         self.revision = changes.revision + 1
         if changes.entries:
             self.saved_seq = changes.entries[-1].seq
@@ -348,7 +348,7 @@ class ChangeTracker:
         self._saved_tick = changes.tick
 
     def restored(self, *, revision: int, saved_seq: int) -> None:
-        """Continue from a store's state, with nothing to save."""
+        """Start from a stored state, with nothing to save."""
         self.revision = revision
         self.saved_seq = saved_seq
         self._changed_at = {}

@@ -1,4 +1,4 @@
-"""Reading the files of earlier systems: Magent's JSON, nanobot's JSONL."""
+"""Read the files of other systems: Magent's JSON and nanobot's JSONL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def from_magent(
     newest_first: bool = False,
     unknown_agent: Callable[[str], object] = lambda _: None,
 ) -> Session:
-    """The session in a Magent file: id, messages and, if present, agent and max_history.
+    """Read a Magent file: id, messages and, if present, agent and max_history.
 
     An agent that is not in `agents` is left out, and `unknown_agent` is called with its name.
     """
@@ -49,9 +49,9 @@ def from_magent(
 
 
 def from_nanobot(text: str, *, key: str | None = None) -> Session:
-    """The session in a nanobot file: a metadata line, then one message per line; summary included.
+    """Read a nanobot file: a metadata line, which may have a summary, and one message per line.
 
-    The messages that the summary covers are not marked there: all of them are shown.
+    The file doesn't mark the messages that the summary covers, so all of them are shown.
     """
     rows = [_checked(_row(line, n)) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     head = rows[0] if rows and rows[0].get("_type") == "metadata" else {}

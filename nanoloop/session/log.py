@@ -1,8 +1,9 @@
-"""The one idea: a log that only grows, a window on it, and digests that stand for what left.
+"""The log that only grows, the window on it, and the digests of entries outside the window.
 
-Every entry has a sequence number. The window is what the model sees word for word; what is neither
-in it nor covered by the summary is pending, and that is computed, never stored. Sequence numbers,
-not list positions: a handler may show any part of the history, and positions would then be wrong.
+Every entry has a sequence number. The window is the part that the model sees in full. An entry that
+is neither in the window nor covered by the summary is pending; this is computed and never stored.
+Sequence numbers are used rather than list positions, because a handler may show any part of the
+history, which would make positions wrong.
 """
 
 from __future__ import annotations
@@ -24,82 +25,85 @@ from nanoloop.session.head import Head
 
 
 class Log:
-    """Entries in order, the window on them, and which of them are in memory."""
+    """The entries in order, the window on them, and which of them are in memory."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
         self._shown: list[Entry] | None = None
-        """The window if it is not a plain tail of the log; else None."""
+        """The window if it is not simply the end of the log, else None."""
         self._window_seq = 1
         self.start = 1
         """The first sequence number of this history; a reset moves it."""
         self.last = 0
-        """The newest sequence number given out."""
+        """The newest sequence number assigned."""
         self.released = 0
-        """Entries up to here are in the store only."""
+        """The entries up to this number are only in the store."""
         self.hidden: tuple[tuple[int, int], ...] = ()
-        """Ranges that were undone: first and last, both included."""
+        """The ranges that were undone, each with its first and last number."""
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """What is in memory, oldest first."""
+        """The entries in memory, oldest first."""
         return self._entries
 
     @property
     def is_whole(self) -> bool:
-        """Whether the whole history is in memory."""
+        """True if the whole history is in memory."""
         return self.released < self.start
 
     @property
     def count(self) -> int:
-        """Entries of this history, in memory or not."""
+        """The number of entries in this history, in memory or not."""
         taken_back = sum(last - first + 1 for first, last in self.hidden)
         return self.last - self.start + 1 - taken_back
 
     @property
     def window(self) -> Sequence[Entry]:
-        """What the model sees word for word."""
+        """The entries that the model sees in full."""
         if self._shown is not None:
             return self._shown
         return self._entries[self._index_after(self._window_seq - 1) :]
 
     @property
     def window_seq(self) -> int:
-        """Where the window begins, if it is a plain tail."""
+        """The number at which the window begins, if the window is simply the end of the log."""
         return self._window_seq
 
     @property
     def shown(self) -> tuple[int | Mapping[str, Any], ...] | None:
-        """The window if it is not a plain tail: numbers, and entries that are in no log."""
+        """The window in the form to store, or None if it is simply the end of the log.
+
+        The form has the numbers of entries, and entries in full that are in no log.
+        """
         return None if self._shown is None else tuple(e.seq or e.to_dict() for e in self._shown)
 
     @property
     def window_length(self) -> int:
-        """Entries in the window."""
+        """The number of entries in the window."""
         if self._shown is not None:
             return len(self._shown)
         return len(self._entries) - self._index_after(self._window_seq - 1)
 
     @property
     def evicted(self) -> int:
-        """Entries up to here left the window, and none of them is in it.
+        """The highest number up to which no entry is in the window any more.
 
-        What a handler left out after the oldest entry it shows is not among them until that one
-        leaves too: a digest reaches up to a number, and must not cover what may leave later.
+        Entries that a handler left out after the oldest visible entry don't count until this entry
+        has left too: a digest covers everything up to a number, and must not cover visible entries.
         """
         if self._shown is None:
             return self._window_seq - 1
         return min((e.seq - 1 for e in self._shown if e.seq), default=self.last)
 
     def index_of(self, seq: int) -> int:
-        """The index of this entry, or of the next existing one, among those in memory."""
+        """Return the index in memory of this entry, or of the next existing one."""
         return self._index_after(seq - 1)
 
     def _index_after(self, seq: int) -> int:
         return bisect_right(self._entries, seq, key=lambda entry: entry.seq)
 
     def append(self, entry: Entry) -> Entry:
-        """Add a copy of the entry, with its number, to log and window."""
+        """Append a copy of the entry, with its number, to log and window."""
         self.last += 1
         entry = entry.copy(seq=self.last)
         self._entries.append(entry)
@@ -108,15 +112,15 @@ class Log:
         return entry
 
     def between(self, after: int, upto: int) -> Sequence[Entry]:
-        """The entries in memory with `after < seq <= upto`."""
+        """Return the entries in memory with `after < seq <= upto`."""
         return self._entries[self._index_after(after) : self._index_after(upto)]
 
     def pending(self, covered: int) -> list[Entry]:
-        """The entries in memory that left the window and are in no digest up to `covered`."""
+        """Return the entries in memory that left the window and have numbers above `covered`."""
         return list(self.between(covered, self.evicted))
 
     def show_from(self, index: int) -> list[Entry]:
-        """Cut the window at this index; returns what left it."""
+        """Cut the window at this index, and return the entries that left."""
         window = self.window
         left = list(window[:index])
         if self._shown is not None:
@@ -134,7 +138,7 @@ class Log:
         self._settle()
 
     def _settle(self) -> None:
-        """Return to the plain form if the window is a tail of the log again."""
+        """Use the simple form again if the window has become the end of the log."""
         shown = self._shown or []
         tail = self._entries[len(self._entries) - len(shown) :] if shown else []
         if [entry.seq for entry in shown] == [entry.seq for entry in tail]:
@@ -142,7 +146,7 @@ class Log:
             self._shown = None
 
     def restart(self) -> None:
-        """Begin a new history after everything before; the old entries stay in the store."""
+        """Begin a new history after the current one; the old entries stay in the store."""
         self.start = self.last + 1
         self.released = self.last
         self._entries = []
@@ -151,10 +155,10 @@ class Log:
         self.hidden = ()
 
     def rewrite(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Make these the history; returns each as it is now.
+        """Make these entries the history, and return them with their new numbers.
 
-        A tail of the log stays unchanged. Anything else is written again after it: numbers only
-        grow, and what is durable is never rewritten.
+        If they are the end of the log, they stay unchanged. Otherwise they are appended again,
+        because numbers only grow and durable entries are never rewritten.
         """
         seqs = [entry.seq for entry in entries]
         if seqs and seqs == [entry.seq for entry in self.between(seqs[0] - 1, self.last)]:
@@ -164,7 +168,7 @@ class Log:
         return [self.append(entry) for entry in entries]
 
     def release(self, upto: int) -> None:
-        """Release, from memory only, what is durable up to `upto` and not in the window."""
+        """Free memory: drop durable entries up to `upto` that are not in the window."""
         if self._shown is not None:
             return
         upto = min(upto, self._window_seq - 1)
@@ -173,15 +177,15 @@ class Log:
             self.released = upto
 
     def bring_back(self, entries: Iterable[Entry], *, after: int, upto: int) -> None:
-        """Load all entries with `after < seq <= upto` into memory again, from the store."""
-        # Only onto what they were read for: a gap would be taken for something that is in memory.
+        """Load the store's entries with `after < seq <= upto` into memory again."""
+        # Only if nothing changed since they were read: the entries in memory must have no gap.
         if upto == self.released and self.start - 1 <= after < upto:
             older = [entry for entry in entries if after < entry.seq <= upto]
             self._entries[:0] = [entry for entry in older if not self.is_hidden(entry.seq)]
             self.released = after
 
     def forget(self, upto: int) -> None:
-        """Begin the history after this entry; the store keeps what was before."""
+        """Begin the history after this entry; the store keeps the earlier ones."""
         self.start = max(self.start, upto + 1)
         self.released = max(self.released, upto)
         del self._entries[: self._index_after(upto)]
@@ -191,13 +195,13 @@ class Log:
             self.show(entry for entry in self._shown if not 0 < entry.seq <= upto)
 
     def widen_to(self, seq: int) -> None:
-        """Show the tail from this entry on, if the window is empty."""
+        """If the window is empty, show the end of the log from this entry on."""
         if not self.window_length:
             self._shown = None
             self._window_seq = seq
 
     def take_back(self, first: int) -> list[Entry]:
-        """Hide the newest entries, from `first` on; they stay in the store and in no view."""
+        """Hide the newest entries, from `first` on; they stay in the store but are not shown."""
         taken = list(self._entries[self._index_after(first - 1) :])
         if not taken:
             return []
@@ -210,7 +214,7 @@ class Log:
         return taken
 
     def erase(self, seqs: Collection[int]) -> list[Entry]:
-        """Erase these entries, but keep their places; returns those that were in memory."""
+        """Erase these entries but keep their places; return the originals that were in memory."""
         gone = [entry for entry in self._entries if entry.seq in seqs]
         self._entries = [e.erased() if e.seq in seqs else e for e in self._entries]
         if self._shown is not None:
@@ -218,18 +222,18 @@ class Log:
         return gone
 
     def is_hidden(self, seq: int) -> bool:
-        """Whether this entry was undone."""
+        """Return True if this entry was undone."""
         return any(first <= seq <= last for first, last in self.hidden)
 
     def shows(self, seq: int) -> bool:
-        """Whether the window contains this entry."""
+        """Return True if the window contains this entry."""
         if self._shown is None:
             return seq >= self._window_seq
         return any(entry.seq == seq for entry in self._shown)
 
     @classmethod
     def restored(cls, head: Head, entries: Iterable[Entry], *, after: int = 0) -> Log:
-        """The log from a store: its head, and all entries whose number is above `after`."""
+        """Restore a log from a stored head and all entries whose number is above `after`."""
         log = cls()
         log.released = after
         log.start = head.start
@@ -246,7 +250,7 @@ class Log:
             return
         by_seq = {entry.seq: entry for entry in self._entries}
         kept = [by_seq.get(s) if isinstance(s, int) else entries_in([s])[0] for s in shown]
-        # An entry that was written after the head is in the window too: nothing said is unseen.
+        # Entries written after the head are in the window too, so that nothing said goes unseen.
         newer = [entry for entry in self._entries if entry.seq > head_last]
         self._shown = [*(entry for entry in kept if entry is not None), *newer]
 
@@ -254,7 +258,7 @@ class Log:
 def _joined(
     ranges: tuple[tuple[int, int], ...], new: tuple[int, int]
 ) -> tuple[tuple[int, int], ...]:
-    """Ranges with a newer one added; touching ones are merged, so that many undos stay small."""
+    """Add a newer range; adjacent ranges are merged, so that many undos take little space."""
     kept = list(ranges)
     first, last = new
     while kept and kept[-1][1] >= first - 1:
@@ -267,16 +271,16 @@ Align = Literal["user", "pair"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """Keep the newest entries of a history; pass the older ones on."""
+    """A rule to keep a history's newest entries and pass the older ones on."""
 
     keep: int = 1000
-    """The largest number of entries in a history."""
+    """The most entries in a history."""
     take: Callable[[list[Entry]], object]
-    """Gets the old entries before they go; if it raises, they stay."""
+    """Receives the old entries before they are removed; if it raises, they are kept."""
 
 
 def message_count(entries: Sequence[Entry]) -> int:
-    """Messages among the entries; tool entries belong to their turn."""
+    """Return the number of messages among the entries; tool entries don't count."""
     return [entry.type for entry in entries].count(MESSAGE)
 
 
@@ -288,12 +292,12 @@ def cut(
     align: Align = "pair",
     size: Callable[[Mapping[str, Any]], int] = char_size,
 ) -> int:
-    """The index at which the window begins; what is before it leaves.
+    """Return the index at which the window should begin, so that earlier entries leave.
 
     `align="user"` keeps at least `keep` messages and begins at a user's message, so that no
-    exchange is split; `align="pair"` keeps at most `keep` chat messages and at most `chars`
-    characters, and no result without its call. A limit of None, 0 or less means no limit. The
-    newest message always stays.
+    exchange is split. `align="pair"` keeps at most `keep` chat messages and `chars` characters, and
+    no result without its call. A limit of None, zero or less means no limit. The newest message is
+    always kept.
     """
     if not entries:
         return 0
@@ -314,7 +318,7 @@ def _cut_at_user(entries: Sequence[Entry], keep: int) -> int:
 
 
 def cut_to_fit(entries: Sequence[Entry], *, room: float, size: Callable[[Entry], int]) -> int:
-    """The index of the oldest user's message from which everything fits, or the newest one's."""
+    """Return the index of the oldest user's message from which all fits, or of the newest one."""
     start = 0
     for index in range(len(entries) - 1, -1, -1):
         room -= size(entries[index])
@@ -336,7 +340,7 @@ def _cut_exact(
 
 
 def _newest(spans: Sequence[MessageSpan], keep: int) -> int:
-    """Where the newest `keep` spans with a message begin."""
+    """Return where the newest `keep` spans with a message begin."""
     kept = 0
     for start in range(len(spans) - 1, -1, -1):
         kept += spans[start].message is not None
@@ -348,7 +352,7 @@ def _newest(spans: Sequence[MessageSpan], keep: int) -> int:
 def _fitting_from(
     spans: Sequence[MessageSpan], chars: int, size: Callable[[Mapping[str, Any]], int]
 ) -> int:
-    """Where the newest spans that fit begin; the newest message alone may be too big."""
+    """Return where the newest spans that fit begin; the newest message may be too big by itself."""
     start = _newest(spans, 1)
     total = sum(_span_size(span, size) for span in spans[start:])
     while start > 0 and total + _span_size(spans[start - 1], size) <= chars:
@@ -362,7 +366,7 @@ def _span_size(span: MessageSpan, size: Callable[[Mapping[str, Any]], int]) -> i
 
 
 def _whole_pairs_from(entries: Sequence[Entry], start: int) -> int:
-    """Move forward past results whose call is cut off; back to the call if nothing is left."""
+    """Move past results whose call is cut off, or back to the call if nothing would be left."""
     if start == 0:
         return 0
     behind = max(_split_by(results_in_time(entries), start).values(), default=start - 1) + 1
@@ -381,7 +385,7 @@ def _is_orphan(entry: Entry, index: int, answered: set[int]) -> bool:
 
 
 def whole_before(entries: Sequence[Entry], start: int) -> int:
-    """The nearest index at or before `start` that separates no call from its result."""
+    """Return the nearest index at or before `start` that separates no call from its result."""
     pairs = results_in_time(entries)
     while split := _split_by(pairs, start):
         start = _message_start(entries, min(split))
@@ -389,7 +393,7 @@ def whole_before(entries: Sequence[Entry], start: int) -> int:
 
 
 def _message_start(entries: Sequence[Entry], index: int) -> int:
-    """Where the chat message that contains this entry begins."""
+    """Return where the chat message that contains this entry begins."""
     begins = 0
     for span in spans_of(entries):
         if begins + len(span.entries) > index:

@@ -1,4 +1,4 @@
-"""A session's settings, and when they call for a resize."""
+"""A session's settings, which decide when it is resized."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFAULTS: Mapping[str, Any] = {
     },
 }
 UNLIMITED: Mapping[str, Any] = {**DEFAULTS, "resize": dict.fromkeys(DEFAULTS["resize"])}
-"""The defaults without any limit: resizing only happens if something was set."""
+"""The defaults without any limit, so that a resize happens only if a limit was set."""
 LEGACY = ("session.resize.max_current_chars", "session.resize.keep_last_messages")
 _SECRET_NAME = re.compile(
     r"(^|[_\-])(key|apikey|secret|token|password|passwd|passphrase|credentials?|authorization)$",
@@ -41,7 +41,7 @@ Tree = dict[str, Any]
 
 
 class Options(MutableMapping[str, Any]):
-    """The session's settings, as a mapping of dotted keys; nested mappings may be set whole."""
+    """A session's settings, as a mapping of dotted keys; nested mappings can be assigned whole."""
 
     def __init__(
         self,
@@ -57,19 +57,19 @@ class Options(MutableMapping[str, Any]):
         self.inherit(parent or {})
 
     def inherit(self, parent: Mapping[str, Any], *, defaults: Mapping[str, Any] = DEFAULTS) -> None:
-        """Use this mapping, nested or dotted, for everything not set here."""
+        """Use this mapping, nested or dotted, for everything that is not set here."""
         self._parent = parent
         self._defaults = defaults
         self._warn_of_legacy(_tree_of(parent))
 
     @property
     def parent(self) -> Mapping[str, Any]:
-        """The defaults for everything not set here."""
+        """The settings used for everything that is not set here."""
         return self._parent
 
     @property
     def is_set(self) -> bool:
-        """Whether anything was set at all, here or in the parent."""
+        """True if anything was set, here or in the parent."""
         return bool(self._own or self._parent)
 
     def __getitem__(self, key: str) -> Any:
@@ -101,7 +101,7 @@ class Options(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
     def set(self, key: str, value: Any) -> None:
-        """Set one key, as `options[key] = value` does."""
+        """Set one key, like `options[key] = value`."""
         self[key] = value
 
     def configure(
@@ -111,7 +111,7 @@ class Options(MutableMapping[str, Any]):
         limit: Mapping[str, Any] | None = None,
         every_n_turns: Any = None,
     ) -> None:
-        """Set the most common options; limits of several calls add up."""
+        """Set the most common options; limits from several calls are combined."""
         if mode is not None:
             if mode not in (LITE, MEMO):
                 raise ValueError(f"{mode!r} is not a session mode: use {LITE!r} or {MEMO!r}")
@@ -122,11 +122,11 @@ class Options(MutableMapping[str, Any]):
         if every_n_turns is not None:
             self["session.resize.every_n_turns"] = every_n_turns
 
-    # What they come to
+    # The effective values
 
     @property
     def chars(self) -> int:
-        """The largest number of characters in the window; 0 means no limit."""
+        """The most characters in the window; 0 means no limit."""
         return self._limit("chars", "max_messages_text_length", unreadable=DEFAULT_CHARS)
 
     @property
@@ -136,7 +136,7 @@ class Options(MutableMapping[str, Any]):
 
     @property
     def every_n_turns(self) -> int:
-        """Turns between two resizes; 0 means never."""
+        """How many turns pass between two resizes; 0 means never."""
         return _count(self["session.resize.every_n_turns"], unreadable=DEFAULT_TURNS)
 
     def _limit(self, name: str, detailed: str, *, unreadable: int) -> int:
@@ -148,7 +148,7 @@ class Options(MutableMapping[str, Any]):
 
     @property
     def memo_enabled(self) -> bool:
-        """Whether a memo is kept: the explicit setting, or else what the mode says."""
+        """True if a memo is kept, by the explicit setting or else by the mode."""
         return bool(self["session.memo.enabled"])
 
     @property
@@ -157,29 +157,29 @@ class Options(MutableMapping[str, Any]):
         lines = self["session.memo.instruct"]
         return lines if isinstance(lines, str) else "\n".join(str(line) for line in lines or ())
 
-    # Taking it along
+    # Copies and exports
 
     def snapshot(self) -> Options:
-        """An independent copy of the settings."""
+        """Return an independent copy of the settings."""
         alone = Options()
         alone._has_warned = True
         alone.inherit({"session": self.explicit()}, defaults=self._defaults)
         return alone
 
     def explicit(self) -> Tree:
-        """Everything set here or in the parent, nested, without the defaults."""
+        """Return everything set here or in the parent, nested, without the defaults."""
         return _merged(_tree_of(self._parent), self._own)
 
     def exported(self) -> Tree:
-        """The same for an export: anything that looks like a secret is left out."""
+        """Return the settings like `explicit`, without anything that looks like a secret."""
         return {"session": _without_secrets(self.explicit())}
 
     def own(self) -> Tree:
-        """Everything set here, nested."""
+        """Return everything set here, nested."""
         return _merged(self._own)
 
     def replace(self, tree: Mapping[str, Any]) -> None:
-        """Replace everything set here; no change is reported."""
+        """Replace everything set here, without reporting a change."""
         self._own = _merged(tree)
 
     def _effective(self) -> Tree:
@@ -200,13 +200,13 @@ class Options(MutableMapping[str, Any]):
 
 
 def _path(key: str) -> list[str]:
-    """The names in a dotted key, without `session`."""
+    """Return the names in a dotted key, without `session`."""
     names = key.split(".")
     return names[1:] if names[0] == "session" else [key]
 
 
 def _tree_of(settings: Mapping[str, Any]) -> Tree:
-    """What a mapping, dotted or nested, says about sessions."""
+    """Return the session settings of a dotted or nested mapping as a tree."""
     tree: Tree = {}
     for key, value in settings.items():
         if key == "session" and isinstance(value, Mapping):
@@ -219,7 +219,7 @@ def _tree_of(settings: Mapping[str, Any]) -> Tree:
 
 
 def _merged(*trees: Mapping[str, Any]) -> Tree:
-    """All of them merged into one tree; later ones override."""
+    """Merge these trees into one; later trees override earlier ones."""
     result: Tree = {}
     for tree in trees:
         for name, value in tree.items():
@@ -263,7 +263,7 @@ def _without_secrets(tree: Mapping[str, Any]) -> Tree:
 
 
 def _count(value: Any, *, unreadable: int) -> int:
-    """A limit as a number; None, zero or less is 0, which means none."""
+    """Return a limit as a number; None, zero or less become 0, which means no limit."""
     if value is None:
         return 0
     try:
@@ -273,7 +273,7 @@ def _count(value: Any, *, unreadable: int) -> int:
 
 
 def _truth(value: Any) -> bool | None:
-    """Yes, no, or not set; the words used in files and environments count too."""
+    """Return True or False, or None if unset; words such as "yes" and "off" count too."""
     if isinstance(value, str):
         return value.strip().lower() in {"true", "1", "yes", "on"} if value.strip() else None
     return None if value is None else bool(value)

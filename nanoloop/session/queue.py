@@ -1,4 +1,4 @@
-"""What is pending in a session: messages until their turn, answers until they arrive."""
+"""A session's pending work: messages before their turn, answers before their arrival."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from nanoloop.session.entry import Entry
 from nanoloop.session.speech import FILES, SPEECH, files_of, sender_of
 
 MESSAGE_ID = "message_id"
-"""The metadata key of a user's entry that names the channel's message."""
+"""The metadata key of a user's entry for the channel's message id."""
 
 COMMAND = "command"
-"""The origin of an entry that is a command; it waits like any other, but is never logged."""
+"""The origin of a command's entry, which waits like any other but is never logged."""
 STEERS, BURST, NOT_BEFORE = "steers", "burst", "not_before"
-"""The metadata keys of a message: whether it is added to the current turn; how soon after it others
-must come to be answered with it; the Unix time in seconds before which it is not answered."""
+"""The metadata keys for when a message is answered: whether it joins the current turn; within how
+many seconds other messages join it; the Unix time before which it must wait.
+"""
 
 AGAIN = "again"
-"""The metadata key for the entry that a waiting message asks again and replaces."""
+"""The metadata key for the entry that a waiting message repeats and replaces."""
 
 NODE = "node"
 """The metadata key for the process that received a waiting message and is to answer it."""
@@ -30,110 +31,110 @@ NODE = "node"
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """An answer is to be sent; this process has not sent it yet."""
+    """Send an answer that this process has not sent yet."""
 
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
 class Think:
-    """A question in the log is to be answered."""
+    """Answer a question in the log."""
 
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A command is to be run."""
+    """Run a command."""
 
     entry: Entry
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A waiting message is to become the next question."""
+    """Make a waiting message the next question."""
 
     entry: Entry
 
 
 @dataclass(frozen=True, slots=True)
 class PassOn:
-    """A waiting message is to be passed on to where the chat continues."""
+    """Pass a waiting message on to the session where the chat continues."""
 
     session_id: str
 
 
 Next = Send | Think | PassOn | Run | Ask | None
-"""What a chat owes first."""
+"""The next step in a chat."""
 Stage = type[Send] | type[Think] | type[PassOn] | type[Run] | type[Ask] | type[None]
-"""The state of a chat: what is next in it; answers on their way come last."""
+"""A chat's state, named after its next step; unsent answers come last."""
 
 FOLLOWS: Mapping[Stage, Mapping[Stage, str]] = {
     NoneType: {
         Ask: "a message arrives",
         Run: "a command arrives",
-        Think: "a message arrives and begins",
-        PassOn: "something is passed through",
+        Think: "a message arrives and its turn begins",
+        PassOn: "a message is passed through",
         Send: "an answer outlives its session",
     },
     Send: {
-        NoneType: "it has arrived",
+        NoneType: "the answer has arrived",
         Ask: "a message arrives",
         Run: "a command arrives",
-        Think: "a message arrives and begins",
-        PassOn: "something is passed through",
+        Think: "a message arrives and its turn begins",
+        PassOn: "a message is passed through",
     },
     Ask: {
-        NoneType: "it is taken back",
-        Send: "it is taken back",
-        Run: "it is taken back",
-        Think: "it begins",
-        PassOn: "the chat goes on elsewhere",
+        NoneType: "the message is withdrawn",
+        Send: "the message is withdrawn",
+        Run: "the message is withdrawn",
+        Think: "its turn begins",
+        PassOn: "the chat moves to another session",
     },
     Run: {
-        NoneType: "it is run",
-        Send: "it is run",
-        Ask: "it is run, or changed to a message",
-        PassOn: "it is run, and the chat goes on elsewhere",
+        NoneType: "the command is run",
+        Send: "the command is run",
+        Ask: "the command is run, or edited into a message",
+        PassOn: "the command moves the chat to another session",
     },
     Think: {
-        NoneType: "it is answered, stopped or taken back",
-        Send: "it is answered",
-        Ask: "it is answered, stopped or taken back",
-        Run: "it is answered, stopped or taken back",
-        PassOn: "it is answered, and the chat goes on elsewhere",
+        NoneType: "the question is answered, stopped or withdrawn",
+        Send: "the question is answered",
+        Ask: "the question is answered, stopped or withdrawn",
+        Run: "the question is answered, stopped or withdrawn",
+        PassOn: "the question is answered after the chat has moved",
     },
     PassOn: {
-        NoneType: "it is passed on",
-        Send: "it is passed on",
-        Ask: "the chat comes back",
-        Run: "the chat comes back",
+        NoneType: "the messages are passed on",
+        Send: "the messages are passed on",
+        Ask: "the chat returns",
+        Run: "the chat returns",
     },
 }
-"""Which stage may follow which, and why; no other step of a chat is written."""
+"""Which stage may follow which, and why; a chat never takes any other step."""
 
 
 class Queue:
-    """Messages of a chat before their turn, and answers before they have arrived."""
+    """A chat's messages before their turn, and its answers before their arrival."""
 
     __slots__ = ("senders", "unsent", "waiting")
 
     def __init__(self) -> None:
         self.waiting: tuple[Entry, ...] = ()
-        """What was said while an answer was being written, oldest first; not in the log yet."""
+        """The messages sent while an answer was being written, oldest first; not in the log yet."""
         self.senders: Mapping[int, str] = {}
-        """Who sends an answer, if it isn't the process that answers now."""
+        """The process that sends an answer, if another process answers now."""
         self.unsent: tuple[int, ...] = ()
         """The numbers of answers that may not have arrived, oldest first."""
 
     def hold(self, entry: Entry) -> None:
-        """Keep a message until its turn comes."""
+        """Queue a message until its turn."""
         self.waiting = (*self.waiting, entry)
 
     def next(self, awaiting: int, sent: Container[int], moved: str) -> Next:
-        """What is owed first: an unsent answer, a question without one, or what waits.
+        """Return the next step: send an answer, answer a question, or take a waiting message.
 
-        If the chat has `moved` to another session, what waits here is passed on.
+        If the chat has `moved` to another session, the waiting messages are passed on.
         """
         unsent = next((seq for seq in self.unsent if seq not in sent), None)
         if unsent is not None:
@@ -147,7 +148,7 @@ class Queue:
         return first_of(self.waiting)
 
     def stage(self, awaiting: int, moved: str) -> Stage:
-        """The stage that the chat is in."""
+        """Return the chat's current stage."""
         if awaiting:
             return Think
         if self.waiting:
@@ -155,17 +156,17 @@ class Queue:
         return Send if self.unsent else NoneType
 
     def leave_sending_to(self, node: str) -> None:
-        """Note that this process still sends its answers, whichever process answers from now on."""
+        """Record that this process still sends its answers, whichever process answers now."""
         self.senders = {seq: self.senders.get(seq, node) for seq in self.unsent}
 
     def owe(self, seq: int) -> None:
-        """Note that this answer has to arrive, sent by the process that answers now."""
-        if seq not in self.unsent:  # else it keeps its place
+        """Record that this answer must arrive, sent by the process that answers now."""
+        if seq not in self.unsent:  # otherwise it keeps its place
             self.unsent = (*self.unsent, seq)
         self._forget_sender(seq)
 
     def arrived(self, seq: int) -> bool:
-        """Note that this answer has arrived, or never will; False if it isn't owed."""
+        """Record that this answer has arrived or has failed; return False if it wasn't pending."""
         was_owed = seq in self.unsent
         self.unsent = tuple(owed for owed in self.unsent if owed != seq)
         self._forget_sender(seq)
@@ -176,14 +177,14 @@ class Queue:
             self.senders = {owed: node for owed, node in self.senders.items() if owed != seq}
 
     def let_go(self, entry_id: str) -> bool:
-        """Remove that message from the queue; False if it wasn't there."""
+        """Remove a message from the queue; return False if it wasn't queued."""
         left = tuple(entry for entry in self.waiting if entry.id != entry_id)
         has_left = len(left) < len(self.waiting)
         self.waiting = left
         return has_left
 
     def amend(self, message_id: str, text: str | None) -> bool:
-        """Give a waiting message a new text, or delete it if that is None; False if none waits."""
+        """Change a waiting message's text, or delete it for None; return False if unknown."""
         mine = {entry.id for entry in self.waiting if message_id_of(entry) == message_id}
         if text is None:
             self.waiting = tuple(entry for entry in self.waiting if entry.id not in mine)
@@ -192,13 +193,13 @@ class Queue:
         return bool(mine)
 
     def restored(self, entries: Sequence[Entry]) -> None:
-        """Drop what is in the log already, as after a torn commit."""
+        """Drop waiting messages that are already in the log, as after an incomplete commit."""
         there = {entry.id for entry in entries}
         self.waiting = tuple(entry for entry in self.waiting if entry.id not in there)
 
 
 def first_of(waiting: Iterable[Entry]) -> Run | Ask | None:
-    """What to do with the oldest of these."""
+    """Return the step for the oldest of these entries."""
     oldest = next(iter(waiting), None)
     if oldest is None:
         return None
@@ -206,12 +207,12 @@ def first_of(waiting: Iterable[Entry]) -> Run | Ask | None:
 
 
 def said_first(waiting: Iterable[Entry]) -> list[Entry]:
-    """The messages that wait before the first command."""
+    """Return the messages that wait before the first command."""
     return list(takewhile(lambda entry: not is_for_loop(entry), waiting))
 
 
 def seconds_before(entry: Entry, waiting: Iterable[Entry], now: datetime) -> float:
-    """How long this one has to wait; 0 if another sender's message waits behind it."""
+    """Return how long this message must wait; 0 if another sender's message waits too."""
     due = entry.metadata.get(NOT_BEFORE)
     if not isinstance(due, (int, float)) or now < entry.timestamp:  # the clock was set back
         return 0
@@ -221,12 +222,12 @@ def seconds_before(entry: Entry, waiting: Iterable[Entry], now: datetime) -> flo
 
 
 def is_command_text(text: str) -> bool:
-    """Whether this text is for the loop and not for the model."""
+    """Return True if this text is for the loop rather than for the model."""
     return text.startswith("/") and not text.startswith("//") and len(text) > 1
 
 
 def _asking(waiting: Entry, text: str) -> Entry:
-    """The message with a new text; no longer a command if the text isn't one."""
+    """Return the message with a new text; it stops being a command if the text isn't one."""
     entry = reworded(waiting, text)
     if not is_for_loop(entry) or is_command_text(text):
         return entry
@@ -234,23 +235,23 @@ def _asking(waiting: Entry, text: str) -> Entry:
 
 
 def is_for_loop(entry: Entry) -> bool:
-    """Whether it is a command."""
+    """Return True if the entry is a command."""
     return bool(entry.metadata.get("origin") == COMMAND)
 
 
 def hearer_of(entry: Entry) -> str:
-    """The process that received a waiting message; "" if there is none."""
+    """Return the process that received a waiting message, or ""."""
     return str(entry.metadata.get(NODE) or "")
 
 
 def without(entry: Entry, *names: str) -> Entry:
-    """The same entry without these metadata keys."""
+    """Return the entry without these metadata keys."""
     left = {name: value for name, value in entry.metadata.items() if name not in names}
     return replace(entry, metadata=left) if len(left) < len(entry.metadata) else entry
 
 
 def heard_by(entry: Entry, node: str) -> Entry:
-    """The same entry, noted as received by this process; "" means by none."""
+    """Return the entry, marked as received by this process, or unmarked for ""."""
     if hearer_of(entry) == node:
         return entry
     bare = without(entry, NODE)
@@ -258,33 +259,33 @@ def heard_by(entry: Entry, node: str) -> Entry:
 
 
 def messages_among(waiting: Iterable[Entry]) -> list[Entry]:
-    """The messages among these that wait for an answer, without the commands."""
+    """Return the entries that wait for an answer, without the commands."""
     return [entry for entry in waiting if not is_for_loop(entry)]
 
 
 def message_id_of(entry: Entry) -> str | None:
-    """The channel's id for what a user said."""
+    """Return the channel's id for a user's message."""
     return entry.metadata.get(MESSAGE_ID)
 
 
 def erased_name(message_id: str) -> str:
-    """The id by which a chat knows that its message with this id was erased."""
+    """Return the id that records in a chat that its message with this id was erased."""
     return f"erased {message_id}"
 
 
 AMENDMENT = "amendment"
-"""The origin of an entry that is a note."""
+"""The origin of an entry that notes a change to an earlier message."""
 AMENDS = "amends"
-"""The metadata key of a note that names the channel's message it is about."""
+"""The metadata key of such a note for the id of the changed message."""
 
 
 def is_asked(entry: Entry) -> bool:
-    """Whether it is a user's message, and not a note about one."""
+    """Return True for a user's message, but not for a note about one."""
     return entry.role == "user" and entry.metadata.get("origin") != AMENDMENT
 
 
 def last_exchange(entries: Sequence[Entry]) -> list[Entry]:
-    """The newest message of a user with everything after it; without notes on earlier ones."""
+    """Return the newest user message and everything after it, without notes on older messages."""
     first = next((i for i in reversed(range(len(entries))) if is_asked(entries[i])), None)
     if first is None:
         return []
@@ -294,9 +295,10 @@ def last_exchange(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def asked_again(entry: Entry, known: Sequence[Entry]) -> Entry | None:
-    """This message as one that replaces the newest of these: with its text, if it has none.
+    """Return the message as a repeat of the newest known question, or None if there is none.
 
-    The other one's attachments and quotes are taken over. None if there is nothing to ask again.
+    It replaces that question and inherits the attachments and quotes, and also the text if its own
+    is empty.
     """
     asked = next((e for e in reversed(known) if is_asked(e) and not is_for_loop(e)), None)
     if asked is None:
@@ -304,14 +306,14 @@ def asked_again(entry: Entry, known: Sequence[Entry]) -> Entry | None:
     text = str(entry.content.get("text") or "")
     content = reworded(asked, text).content if text.strip() else asked.content
     taken = {name: asked.metadata[name] for name in (FILES, SPEECH) if name in asked.metadata}
-    if text.strip() and SPEECH in taken:  # new words are those of whoever asks again
+    if text.strip() and SPEECH in taken:  # the sender of a new text is its speaker
         own = entry.metadata.get(SPEECH) or {"by": None}
         taken[SPEECH] = {**taken[SPEECH], **own}
     return replace(entry, content=content, metadata={**entry.metadata, **taken, AGAIN: asked.id})
 
 
 def reworded(entry: Entry, text: str) -> Entry:
-    """The same message with a new text; its attachments and quotes stay."""
+    """Return the message with a new text, and the same attachments and quotes."""
     parts = entry.content.get("parts")
     if not parts:
         return replace(entry, content={**entry.content, "text": text})
