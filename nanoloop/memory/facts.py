@@ -1,4 +1,4 @@
-"""Exact details, such as numbers and names, kept word for word beside the summary."""
+"""Exact details, such as numbers and names, which are kept in full beside the summary."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ Item = dict[str, Any]
 
 DECISION = "decision"
 LEDGER_ITEMS = 60
-"""How many names, dates, figures and the like are kept word for word beside the summary."""
+"""How many names, dates, numbers and the like are kept in full beside the summary."""
 LEDGER_CHARS = 3000
-"""How many characters they may have in total."""
+"""How many characters these may have in total."""
 WORTH = {"money": 40, "date": 40, "file": 60, "link": 60, "id": 80, "contact": 120}
-"""How many entries newer an item counts as, by its kind."""
+"""By how many entries newer an item of each kind counts than it is."""
 USER_WORTH = 40
 REPEATED_WORTH = 20
-"""How many more for each time that it was repeated, up to ten times."""
+"""By how many entries newer an item counts for each repetition, up to ten."""
 PER_MESSAGE = 12
-"""How many items one message may add, so that a list of figures doesn't push out the rest."""
+"""How many items one message may add, so that a list of numbers can't displace the others."""
 
 
 def found_in(entry: Entry) -> list[Item]:
-    """What a user or the assistant said that must not be paraphrased, oldest first."""
+    """Return the user's or assistant's words that must not be paraphrased, oldest first."""
     if entry.role not in {"user", "assistant"}:
         return []
     found: dict[tuple[str, str], Item] = {}
     for said in sorted(passages_of(entry), key=lambda one: not one.is_typed):
         source = source_of(said, entry)
-        # Nobody decides by what is quoted, overheard, or in a file.
+        # Only typed text can mark a decision: not quotes, overheard lines or files.
         for exact in exact_in(said.text, by_user=said.is_typed and entry.role == "user"):
             found.setdefault((exact.kind, exact.text), _item(exact, source, entry.seq))
     return _best(list(found.values()), PER_MESSAGE)
@@ -47,10 +47,10 @@ def merged(
     items: int = LEDGER_ITEMS,
     chars: int = LEDGER_CHARS,
 ) -> Quotes:
-    """The ledger with later finds added, without duplicates and within its limits."""
+    """Add later items to the ledger, without duplicates and within its limits."""
     known: dict[tuple[str, str, str], Item] = {}
     for item in (*before, *found):
-        # What somebody typed is never replaced by where it was quoted later.
+        # Typed text is never replaced by a later quote of it.
         key = (str(item["kind"]), str(item["text"]).casefold(), str(item.get("how", "")))
         said = known.pop(key, None)
         known[key] = {**item, "count": int(item["count"]) + (int(said["count"]) if said else 0)}
@@ -66,7 +66,7 @@ def _item(exact: Exact, source: Mapping[str, Any], seq: int) -> Item:
 
 
 def _best(items: Sequence[Item], limit: int) -> list[Item]:
-    """The best items that fit, in their original order."""
+    """Return the best items up to the limit, in their original order."""
     if len(items) <= limit:
         return list(items)
     ranked = sorted(range(len(items)), key=lambda index: _worth(items[index]), reverse=True)
@@ -88,7 +88,7 @@ def _size(item: Mapping[str, Any]) -> int:
 SCANNED = 8000
 """How many characters of a text are scanned; a longer text was probably pasted."""
 NEAR = 30
-"""How many characters before and after a find are shown."""
+"""How many characters before and after a match are shown."""
 DECISION_LIMIT = 200
 """How many characters of a marked line are kept."""
 
@@ -168,7 +168,7 @@ _KINDS = {
 }
 _EXACT = re.compile("|".join(f"(?P<{kind}>{form})" for kind, form in _KINDS.items()))
 _HINT = re.compile(r"[\d\"“„«`「『@~/\\一二两三四五六七八九十百千万]|[.]\S")
-"""Matches part of every find, but nothing in most lines that people write."""
+"""Matches part of anything that `_EXACT` matches, but nothing in most lines."""
 _SECRET = re.compile(
     r"\b(?:sk|pk|rk|ghp|gho|xox[abp]|glpat|hf|AKIA|eyJ)[-_A-Za-z0-9]{8,}"
     r"|(?:passwor[dt]|passwort|token|secret|api[ _-]?key|密码|パスワード|пароль)"
@@ -188,10 +188,10 @@ class Exact:
 
 
 def exact_in(text: str, *, by_user: bool = True) -> Iterator[Exact]:
-    """Everything that must not be paraphrased, in order; only users mark decisions.
+    """Yield every part that must not be paraphrased, in order; only users can mark decisions.
 
-    Lines that seem to contain a password or a key are skipped, and so is the middle of a text that
-    is longer than `SCANNED` characters.
+    Lines that seem to contain a password or key are skipped, and so is the middle of a text longer
+    than `SCANNED` characters.
     """
     for line in _scanned(text).splitlines():
         marked = _DECISION.match(line) if by_user else None
@@ -225,7 +225,7 @@ def _kind_within(quoted: str) -> str | None:
 
 
 def _near(line: str, start: int, end: int) -> str:
-    """The find with whole words around it."""
+    """Return the match with whole words around it."""
     first, last = max(0, start - NEAR), end + NEAR
     before, after = line[first:start], line[end:last]
     if first and " " in before:

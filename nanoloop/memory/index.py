@@ -1,4 +1,4 @@
-"""The search index: a file next to the store that can be rebuilt from it."""
+"""The search index: a file beside the store, which can be rebuilt from the store."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
 from nanoloop.session.speech import other_words
 
 FORMAT = f"1 {unicodedata.unidata_version}"
-"""A file in another format is rebuilt."""
+"""The format of the file; a file in another format is rebuilt."""
 _BESIDE, _DAMAGED = ("-wal", "-shm"), ".damaged"
 ALONE_SECONDS = 10
 """How long to wait for another process that is creating the file."""
 
 
 class Index:
-    """Rows of turns, keyed by session and entry number, and the words in them.
+    """The index of turns, by session and entry number, and of the words in them.
 
-    `path` is its file; None keeps it in memory.
+    `path` is the file; with None, the index is kept in memory.
     """
 
     def __init__(self, path: str | Path | None) -> None:
@@ -43,12 +43,12 @@ class Index:
         self.opened = 0
         """How many times the file was opened."""
         self.set_aside: Path | None = None
-        """Where a damaged file was moved to, for the report."""
+        """The path that a damaged file was moved to, until it is reported."""
 
     # Opening
 
     def _open(self) -> sqlite3.Connection:
-        """The connection for writing; the caller holds the writing lock."""
+        """Return the connection for writing; the caller holds the writing lock."""
         if self._writer is None:
             if self._path is not None:
                 make_folder(self._path.parent)
@@ -62,7 +62,7 @@ class Index:
         connection = self._connect()
         try:
             if _format(connection) == FORMAT:
-                self._settle(connection)  # what a kill interrupted
+                self._settle(connection)  # finish an interrupted removal
                 return connection
         except sqlite3.DatabaseError:
             connection.close()
@@ -80,7 +80,7 @@ class Index:
         connection = sqlite3.connect(
             self._path or ":memory:", isolation_level=None, check_same_thread=False, timeout=10
         )
-        with suppress(sqlite3.DatabaseError):  # a damaged file says so when it is looked at
+        with suppress(sqlite3.DatabaseError):  # a damaged file raises again when it is read
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA secure_delete = ON")
@@ -88,7 +88,7 @@ class Index:
         return connection
 
     def _put_aside(self) -> None:
-        assert self._path is not None  # noqa: S101 - what is in memory is never damaged
+        assert self._path is not None  # noqa: S101 - an index in memory is never damaged
         target = self._aside(self._path)
         self._path.replace(target)
         self._remove()
@@ -104,21 +104,21 @@ class Index:
                 self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
 
     def start_anew(self, opened: int) -> None:
-        """Set aside the file that was just found damaged; the next use creates a new one."""
+        """Move the file that was just found damaged aside; the next use creates a new one."""
         with self._writing:
-            if opened != self.opened:  # someone else has seen to it
+            if opened != self.opened:  # another thread has already done so
                 return
             self._close()
             if self._path is not None and self._path.exists():
                 self._put_aside()
 
     def close(self) -> None:
-        """Close the file; safe to call twice."""
+        """Close the file; closing twice is allowed."""
         with self._writing:
             self._close()
 
     def _close(self) -> None:
-        # The reader goes last: the connection that closes last tidies the files beside.
+        # The reader last, because the last connection to close removes the extra files.
         with self._reading if self._reading is not self._writing else nullcontext():
             for connection in {self._writer, self._reader} - {None}:
                 connection.close()  # type: ignore[union-attr]
@@ -127,40 +127,41 @@ class Index:
     # Writing
 
     def settle(self) -> None:
-        """Remove what is left of forgotten words, for example after the process was killed."""
+        """Remove remains of forgotten words, for example after the process was killed."""
         with self._writing:
             self._settle(self._open())
 
     def _settle(self, connection: sqlite3.Connection) -> None:
-        """Rewrite whatever may have left words in the file, and in the log beside it."""
+        """Rewrite the parts of the file and its log that may still contain forgotten words."""
         noted = _unsettled(connection)
         if not noted:
             return
-        # Until it is merged, the full-text index keeps removed words beside a mark.
+        # Until merged, the full-text index keeps removed words together with a deletion mark.
         connection.execute("INSERT INTO said(said) VALUES ('optimize')")
         is_busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         with _commit(connection):
-            # Another process may have forgotten more meanwhile, or may be reading the log.
+            # Another process may have forgotten more words meanwhile, or may be reading the log.
             if not is_busy and _unsettled(connection) == noted:
                 connection.execute("PRAGMA user_version = 0")
 
     def standing(self, session_id: str) -> IndexedUpTo | None:
-        """How far this session is indexed; None if it is not."""
+        """Return how far this session is indexed, or None if it is not."""
         with self._writing:
             return standing_of(self._open(), session_id)
 
     def sessions(self) -> dict[str, str]:
-        """The indexed sessions, each with what it was indexed as."""
+        """Return the indexed sessions, each with the version (`born`) that was indexed."""
         with self._writing:
             rows = self._open().execute("SELECT json_group_object(id, born) FROM session")
             found: dict[str, str] = json.loads(rows.fetchone()[0])
         return found
 
     def add(self, session_id: str, born: str, entries: Sequence[Entry], reach: int) -> bool:
-        """Index these entries and record how far that goes, in one commit.
+        """Index these entries and record how far the index reaches, in one commit.
 
-        Entries of an older session with the same name are removed, and of this session as it was
-        before entries of it were erased. False, and nothing is added, if it is indexed as of later.
+        Entries of an older session with the same name are removed first, and so is the session's
+        state from before an erasure. If a later state is already indexed, return False and add
+        nothing.
         """
         with self._writing:
             connection = self._open()
@@ -184,11 +185,11 @@ class Index:
     ) -> None:
         """Remove a session or some of its entries, including their words in the file.
 
-        `born` is what the session was before they were erased, and at last what it is now. What was
-        indexed as none of these is removed as a whole.
+        `born` lists the session's earlier versions and then its current one. A session indexed in
+        any other version is removed as a whole.
         """
         with self._writing:
-            if self._path is not None:  # where nobody knows what is in it
+            if self._path is not None:  # its content is unknown, so it may have these words
                 self._aside(self._path).unlink(missing_ok=True)
             connection = self._open()
             with _commit(connection):
@@ -214,11 +215,11 @@ class Index:
     # Reading
 
     def reading(self, session_id: str, born: str) -> IndexReader:
-        """Open one session's turns for reading, for the duration of the `with`.
+        """Return a reader for one session's turns, to use in a `with`.
 
-        What was indexed before entries of it were erased is not read.
+        It sees nothing that was indexed before an erasure.
         """
-        if self._reader is None:  # else it waits for no writer
+        if self._reader is None:  # otherwise reading waits for no writer
             with self._writing:
                 self._open()
         return IndexReader(session_id, born, lambda: self._reader, self._reading)
@@ -228,24 +229,24 @@ _MOST_UNSETTLED = 1_000_000_000
 
 
 def _unsettled(connection: sqlite3.Connection) -> int:
-    """How often words were removed since the file was last clean; 0 if it is clean."""
+    """Return how often words were removed since the last cleanup; 0 if the file is clean."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def index_files(path: Path) -> list[Path]:
-    """All files that the index at this path may have, existing or not."""
+    """Return the paths of all files that an index at this path may have, existing or not."""
     return [path.with_name(path.name + suffix) for suffix in ("", *_BESIDE, _DAMAGED)]
 
 
 def is_up_to_date(known: str, born: str) -> bool:
-    """Whether what was indexed as `known` has nothing that was erased from what is now `born`."""
+    """Return True if the version `known` contains nothing that was erased by the version `born`."""
     (made, _, erasures), (now, _, wanted) = known.partition(" "), born.partition(" ")
     return made == now and int(erasures or 0) >= int(wanted or 0)
 
 
 @contextmanager
 def _alone_at(path: Path) -> Iterator[None]:
-    """Let no other process create or replace this file meanwhile; raises `IndexUnusable`."""
+    """Keep other processes from creating or replacing the file; raise `IndexUnusable`."""
     beside, give_up = path.with_name(f".{path.name}.lock"), time.monotonic() + ALONE_SECONDS
     with ExitStack() as stack:
         while True:
@@ -256,7 +257,7 @@ def _alone_at(path: Path) -> Iterator[None]:
                 if time.monotonic() > give_up:
                     raise IndexUnusable(f"another process is creating {path}") from None
                 time.sleep(0.01)
-        stack.callback(beside.unlink, missing_ok=True)  # before it is unlocked
+        stack.callback(beside.unlink, missing_ok=True)  # while it is still locked
         yield
 
 
@@ -287,7 +288,7 @@ def _create(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def _commit(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commit everything, or nothing if an error is raised."""
+    """Commit all changes, or none if an error is raised."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -298,13 +299,13 @@ def _commit(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 COUNTED = 10_000
-"""How many turns with a word are counted; a word in more counts as being in all of them."""
+"""How many turns with a word are counted; a more frequent word counts as being in all turns."""
 LOOKED_AT = 400
 """How many words are compared with a word that does not occur."""
 
 
 class IndexReader:
-    """One session's rows, for ranking; it never sees another session's turns."""
+    """A reader of one session's rows, for ranking; it never sees another session's turns."""
 
     def __init__(
         self,
@@ -349,8 +350,8 @@ class IndexReader:
         self._lock.release()
 
     def _places(self, condition: str, limit: int) -> list[int]:
-        # One row with all of them: a step of SQLite lets go of the interpreter, and a thousand
-        # steps would wait a thousand times for a busy event loop.
+        # All in one row: each step of SQLite releases the interpreter lock, so a thousand steps
+        # would wait a thousand times for a busy event loop.
         rows = (
             "SELECT rowid - ? AS place FROM said WHERE said MATCH ? AND rowid BETWEEN ? AND ? "
             "ORDER BY rowid DESC LIMIT ?"
@@ -363,16 +364,16 @@ class IndexReader:
         return json.loads(self._connection.execute(sql, values).fetchone()[0])
 
     def having(self, word: str, limit: int) -> list[int]:
-        """The newest turns with this word, up to a limit."""
+        """Return the newest turns with this word, at most `limit`."""
         return self._places(_quoted(word), limit)
 
     def having_both(self, word: str, others: Sequence[str], limit: int) -> list[int]:
-        """The turns with this word and one of the others."""
+        """Return the turns with this word and one of the others."""
         either = " OR ".join(map(_quoted, others))
         return self._places(f"{_quoted(word)} AND ({either})", limit)
 
     def count(self, word: str) -> int:
-        """How many turns have this word, counted up to a limit."""
+        """Return how many turns have this word, counted up to a limit."""
         sql = (
             "SELECT count(*) FROM (SELECT 1 FROM said WHERE said MATCH ? "
             "AND rowid BETWEEN ? AND ? LIMIT ?)"
@@ -382,8 +383,8 @@ class IndexReader:
         return self.total if counted == COUNTED else counted
 
     def near(self, word: str) -> list[str]:
-        """Words with a similar spelling or the same beginning."""
-        if len(word) < 4 or not word.isalpha() or not word.isascii():  # noqa: PLR2004 - shorter ones all look alike
+        """Return words with a similar spelling or the same beginning."""
+        if len(word) < 4 or not word.isalpha() or not word.isascii():  # noqa: PLR2004 - shorter words are all similar
             return []
         sql = (
             "SELECT json_group_array(term) FROM (SELECT term FROM vocabulary "
@@ -394,19 +395,19 @@ class IndexReader:
         return near
 
     def speakers(self) -> list[str]:
-        """The names of all speakers."""
+        """Return the names of all speakers."""
         number = self._first >> PLACES
         sql = "SELECT json_group_array(name) FROM speaker WHERE number = ?"
         found: list[str] = self._listed(sql, (number,))
         return found
 
     def traits(self, places: Iterable[int]) -> dict[int, Traits]:
-        """The traits of these turns; missing ones are left out."""
+        """Return the traits of these turns, without missing ones."""
         found = self._turns("row - ?, seq, who, role, length, marks, year, month", places)
         return {turn[0]: Traits(*turn) for turn in found}
 
     def entries(self, places: Iterable[int]) -> dict[int, Entry]:
-        """The entries at these places; missing ones are left out."""
+        """Return the entries at these places, without missing ones."""
         found = self._turns("row - ?, seq, entry", places)
         return {place: Entry.from_dict(json.loads(text), seq=seq) for place, seq, text in found}
 
@@ -425,7 +426,7 @@ def _quoted(word: str) -> str:
 
 
 PLACES = 32
-"""How many bits of a row number are the place in the session; the rest identify the session."""
+"""How many bits of a row number give the place in the session; the others give the session."""
 TOOL_CHARS = 2000
 """How many characters of a tool's arguments or result are indexed."""
 
@@ -453,7 +454,7 @@ CREATE VIRTUAL TABLE vocabulary USING fts5vocab(said, row);
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedUpTo:
-    """How far a session is indexed."""
+    """How much of a session is indexed."""
 
     number: int
     born: str
@@ -463,7 +464,7 @@ class IndexedUpTo:
 
 
 def standing_of(connection: sqlite3.Connection, session_id: str) -> IndexedUpTo | None:
-    """How far this session is indexed; None if it is not."""
+    """Return how far this session is indexed, or None if it is not."""
     sql = "SELECT number, born, reach, turns, words FROM session WHERE id = ?"
     row = connection.execute(sql, (session_id,)).fetchone()
     names = ("number", "born", "reach", "turns", "words")
@@ -471,7 +472,7 @@ def standing_of(connection: sqlite3.Connection, session_id: str) -> IndexedUpTo 
 
 
 def begin(connection: sqlite3.Connection, session_id: str, born: str) -> IndexedUpTo:
-    """Make room for a new session."""
+    """Add a record for a new session."""
     sql = "INSERT INTO session(id, born, reach, turns, words) VALUES (?, ?, 0, 0, 0)"
     number = connection.execute(sql, (session_id, born)).lastrowid
     assert number is not None  # noqa: S101 - an insert has a row
@@ -481,7 +482,7 @@ def begin(connection: sqlite3.Connection, session_id: str, born: str) -> Indexed
 def add(
     connection: sqlite3.Connection, known: IndexedUpTo, entries: Sequence[Entry], reach: int
 ) -> None:
-    """Index new entries, and record how far that goes."""
+    """Index new entries, and record how far the index reaches."""
     turns, words = known.turns, known.words
     for entry in entries:
         text = said_in(entry)
@@ -513,7 +514,7 @@ def _insert(
 
 
 def forget(connection: sqlite3.Connection, number: int, seqs: set[int] | None) -> None:
-    """Remove these entries of a session, or all of them."""
+    """Remove these entries of a session, or all for None."""
     first, last = number << PLACES, (number << PLACES) + (1 << PLACES) - 1
     speakers = set()
     sql = "SELECT row, entry, who FROM turn WHERE row BETWEEN ? AND ?"
@@ -537,7 +538,7 @@ def forget(connection: sqlite3.Connection, number: int, seqs: set[int] | None) -
 
 
 def said_in(entry: Entry) -> str:
-    """The searchable text of an entry; "" for thoughts and for the results of recall."""
+    """Return an entry's searchable text; "" for reasoning and for results of recall."""
     content = entry.content
     if entry.type == MESSAGE:
         said = (str(content.get("text") or ""), other_words(entry))
@@ -558,10 +559,10 @@ def _shortened(value: Any) -> str:
 
 
 def speaker_of(entry: Entry) -> str:
-    """The speaker's plain name: the sender, or the name in front of the text."""
+    """Return the speaker's plain name: the sender, or the name before a colon in the text."""
     sender = entry.metadata.get("sender")
     if sender:
         return " ".join(words_of(str(sender)))
     name, colon, _ = str(entry.content.get("text") or "")[:40].partition(":")
     is_name = colon and name[:1].isupper() and name.replace(" ", "").isalpha()
-    return plain(name).strip() if is_name and len(name.split()) <= 3 else ""  # noqa: PLR2004 - longer is a sentence
+    return plain(name).strip() if is_name and len(name.split()) <= 3 else ""  # noqa: PLR2004 - anything longer is a sentence

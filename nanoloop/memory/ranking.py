@@ -1,7 +1,7 @@
-"""Ranks turns by how well they answer a query: rare words, speakers, neighbours, what is asked.
+"""Rank turns by how well they answer a query: rare words, speakers, neighbours, what is asked.
 
-Pure: it sees an index only through its reader. No step reads more than a fixed number of rows,
-however long the conversation is.
+This module is pure: it sees an index only through a reader. No step reads more than a fixed number
+of rows, however long the conversation is.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from nanoloop.memory.index import IndexReader
 
 MOST_ROWS = 400
-"""How many rows are read per word; a more frequent word only weights what others find."""
+"""How many rows are read per word; a more frequent word only adds weight to other matches."""
 CANDIDATES = 40
-"""How many turns are examined closely, with their neighbours."""
+"""How many turns are scored in detail, with their neighbours."""
 
 LENGTH = 0.35
 """How much more of the query a long turn must contain than a short one."""
@@ -30,26 +30,26 @@ BESIDE = {-1: 0.25, 1: 0.15, -2: 0.08, 2: 0.05}
 ASKED = 0.6
 """The weight of a word found in the question that a turn answers."""
 COVERED = 0.35
-"""How much of the score depends on how many of the words were found."""
+"""The share of the score that depends on how many of the words were found."""
 SPOKEN = 1.4
-"""The factor for a turn by the speaker named in the query."""
+"""The factor for a turn by a speaker named in the query."""
 MEANT = 1.1
-"""The factor for a turn by the person meant by I or you."""
+"""The factor for a turn by the person that "I" or "you" refers to."""
 FITTING = 1.15
-"""The factor for a turn that gives a time or an amount if one is asked for."""
+"""The factor for a turn with a time or amount, if the query asks for one."""
 DATED = 1.25
 """The factor for a turn in the requested month or year."""
 ASKING = 0.7
-"""The factor for a turn that only asks."""
+"""The factor for a turn that only asks a question."""
 TOOL = 0.8
 """The factor for a tool's arguments and result."""
 NAMED = 0.3
-"""The weight of a speaker's name as a word: people say it to address that speaker."""
+"""The weight of a speaker's name as a word, since people use it to address the speaker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the index knows about a turn besides its words."""
+    """A turn's properties in the index, besides its words."""
 
     place: int
     seq: int
@@ -63,7 +63,7 @@ class Traits:
 
 @dataclass(slots=True)
 class Matches:
-    """The words found in each turn, one bit per word."""
+    """The words found in each turn, with one bit per word."""
 
     weights: list[float] = field(default_factory=list)
     bits: dict[int, int] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Matches:
     _seen: set[tuple[int, ...]] = field(default_factory=set)
 
     def add(self, places: Sequence[int], weight: float) -> None:
-        """Add the turns that contain a word; a synonym of an earlier word counts once."""
+        """Add the turns that contain a word; a synonym with the same turns counts only once."""
         known = tuple(places)
         if not known or known in self._seen:
             return
@@ -83,7 +83,7 @@ class Matches:
             bits[place] = bits.get(place, 0) | bit
 
     def worth(self, mask: int) -> float:
-        """The weight of these words together."""
+        """Return the total weight of these words."""
         found = self._sums.get(mask)
         if found is None:
             found = sum(w for i, w in enumerate(self.weights) if mask >> i & 1)
@@ -94,9 +94,9 @@ class Matches:
 def ranked(
     query: Query, rows: IndexReader, *, limit: int, allows: Callable[[int], bool] = lambda _: True
 ) -> list[tuple[int, float]]:
-    """The places of the best turns with their scores, the best first.
+    """Return the places and scores of the best turns, best first.
 
-    `allows` decides by an entry's number whether it may be returned.
+    `allows` is called with an entry's number, and returns True if the entry may be returned.
     """
     if not rows.total:
         return []
@@ -142,7 +142,7 @@ def _match(
 
 
 def _match_near(word: str, weight: float, rows: IndexReader, matches: Matches) -> None:
-    """Match similar words: one that was never said may be a typo, or share another's prefix."""
+    """Match similar words, because a word that never occurs may be a typo or an inflected form."""
     found = {place for near in rows.near(word) for place in rows.having(near, MOST_ROWS)}
     if found:
         matches.add(sorted(found), weight * _rarity(len(found), rows.total) / 2)
@@ -160,7 +160,7 @@ class _Judge:
     traits: dict[int, Traits] = field(default_factory=dict)
 
     def best(self, limit: int, allows: Callable[[int], bool]) -> list[tuple[int, float]]:
-        """The best turns with their scores."""
+        """Return the best turns with their scores."""
         bits, worth = self.matches.bits, self.matches.worth
         first = nlargest(CANDIDATES, bits, key=lambda place: (worth(bits[place]), place))
         near = {place + step for place in first for step in (0, *BESIDE)}
@@ -171,7 +171,7 @@ class _Judge:
         return nlargest(limit, (hit for hit in scored if hit[1] > 0), key=lambda hit: hit[::-1])
 
     def score(self, place: int) -> float:
-        """The score of a turn: its own words, its neighbours', then who said it and what it is."""
+        """Return a turn's score from its words, its neighbours, its speaker and its kind."""
         traits = self.traits[place]
         matches = self.matches
         own = matches.bits.get(place, 0)

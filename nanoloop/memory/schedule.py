@@ -1,4 +1,4 @@
-"""When a summary may be requested: which sessions wait and why, a daily budget, and breakers."""
+"""Decide when a summary may be requested: waiting sessions, a daily budget, and breakers."""
 
 from __future__ import annotations
 
@@ -22,53 +22,52 @@ from nanoloop.protocols import Usage
 from nanoloop.session.session import Session
 
 Why = Literal["failure", "breaker", "budget", "small"]
-"""Why a session waits: a recent failure, no model that may be called, or the day's budget is spent.
-
-`small`: the text is shorter than a summary.
+"""Why a session waits: a recent failure, no model available, the day's budget spent, or a text that
+is still shorter than the summary.
 """
 
 SESSIONS_LIMIT = 1000
-"""How many sessions are kept in memory until their summary."""
+"""How many waiting sessions are kept in memory."""
 FAILURES_LIMIT = 10_000
 """How many sessions' failures are remembered."""
 RETRY_SECONDS = 5
 """How long to wait after a failed call; doubled with each further failure."""
 RETRY_LIMIT_SECONDS = 600
-"""The longest such wait."""
+"""The longest wait after a failure."""
 PATIENCE_SECONDS = 6 * 3600
 """The longest pause between two attempts without a new message.
 
-A text that no model accepts must not be paid for every few minutes, for ever.
+It is long, so that a text which no model accepts isn't paid for every few minutes.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """One waiting session."""
+    """A session that waits for its summary."""
 
     session_id: str
     known: ReferenceType[Session]
-    """The session, for as long as it is in use elsewhere: it may wait for hours."""
+    """A weak reference to the session, because it may wait for hours."""
     why: Why
     since: float
     due: float
     pending_seq: int
-    """The last pending entry when it was last checked."""
+    """The number of the last pending entry at the last check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """How often a session's summary failed in a row, and when it is retried."""
+    """How often a session's summary failed in a row, and when to retry."""
 
     count: int
     until: float
-    """No retry before this time."""
+    """The earliest time for a retry."""
     wake_at: float
-    """When to retry even without a new message: at first after its delay, then later and later."""
+    """The time to retry even without a new message; the delay grows with each failure."""
 
 
 class Schedule:
-    """Which sessions wait for a summary, the longest waiting first, and which may have one now."""
+    """The sessions that wait for a summary, longest waiting first, and when each is due."""
 
     def __init__(
         self,
@@ -80,24 +79,24 @@ class Schedule:
         self._failures: BoundedDict[str, Failures] = BoundedDict(FAILURES_LIMIT)
         self._changed = anyio.Event()
 
-    # Who waits
+    # Waiting sessions
 
     def waiting(self, session_id: str) -> Waiting | None:
-        """This session's record, if it is waiting."""
+        """Return this session's record if it is waiting, else None."""
         return self._waiting.get(session_id)
 
     def waiting_for(self, why: Why) -> list[Waiting]:
-        """The sessions that wait for this reason."""
+        """Return the sessions that wait for this reason."""
         return [waiting for waiting in self._waiting.values() if waiting.why == why]
 
     def due(self) -> list[Waiting]:
-        """The sessions that are due."""
+        """Return the sessions that are due."""
         now = self._clock()
         return [waiting for waiting in self._waiting.values() if waiting.due <= now]
 
     @property
     def next_due(self) -> float | None:
-        """When the first of them is due; None if none waits."""
+        """The time at which the first waiting session is due, or None."""
         return min((waiting.due for waiting in self._waiting.values()), default=None)
 
     @property
@@ -106,12 +105,12 @@ class Schedule:
         return Counter(waiting.why for waiting in self._waiting.values())
 
     async def changed(self) -> None:
-        """Wait until another session has to wait."""
+        """Wait until another session has been added."""
         await self._changed.wait()
         self._changed = anyio.Event()
 
     def postpone(self, session: Session, why: Why, due: float) -> None:
-        """Make this session wait; logged unless it already waited for the same reason."""
+        """Make a session wait; announce this unless it already waited for the same reason."""
         now = self._clock()
         before = self._waiting.get(session.id)
         self._waiting[session.id] = Waiting(
@@ -124,39 +123,39 @@ class Schedule:
         )
         self._changed.set()
         is_new = before is None or before.why != why
-        if is_new and why != "failure":  # that was told when it failed
+        if is_new and why != "failure":  # the failure was already announced
             seconds = round(due - now, 3)
             with about(session_id=session.id):
                 announce(SummaryPostponed(reason=why, seconds=seconds))
 
     def try_later(self, waiting: Waiting) -> None:
-        """Make it due again a little later, in case its session can't be opened now."""
+        """Retry a session a little later, because it can't be opened now."""
         due = self._clock() + RETRY_SECONDS
         self._waiting[waiting.session_id] = replace(waiting, due=due)
 
     def remove(self, session_id: str) -> None:
-        """Remove this session; it is fine if it was not waiting."""
+        """Remove a session; one that was not waiting is ignored."""
         self._waiting.pop(session_id, None)
 
-    # What failed
+    # Failures
 
     def is_resting(self, session_id: str) -> bool:
-        """Whether this session failed a short while ago."""
+        """Return True if this session's last attempt failed recently."""
         failures = self._failures.get(session_id)
         return failures is not None and self._clock() < failures.until
 
     def rest(self, session: Session) -> None:
-        """Make a session that failed a short while ago wait longer."""
+        """Make a session that failed recently wait longer."""
         self.postpone(session, "failure", self._failures[session.id].wake_at)
 
     def failed(self, session: Session) -> Failures:
-        """Leave it alone for a while, longer after each failure."""
+        """Record a failure, and make the session wait longer after each one."""
         before = self._failures.get(session.id)
         count = before.count + 1 if before else 1
         doubled = RETRY_SECONDS * 2.0 ** min(count - 1, 30)
         rest = min(doubled, RETRY_LIMIT_SECONDS)
-        # Not all sessions the same time, or all of them would come back at once.
-        until = self._clock() + rest * random.uniform(0.5, 1)  # noqa: S311 - jitter, no secret
+        # Randomised, so that not all sessions retry at the same moment.
+        until = self._clock() + rest * random.uniform(0.5, 1)  # noqa: S311 - jitter, not a secret
         wake_at = until + max(0, min(doubled, PATIENCE_SECONDS) - rest)
         failures = Failures(count=count, until=until, wake_at=wake_at)
         self._failures[session.id] = failures
@@ -164,13 +163,13 @@ class Schedule:
         return failures
 
     def succeeded(self, session: Session) -> None:
-        """Forget its failures."""
+        """Forget the session's failures."""
         self._failures.pop(session.id, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Calls and tokens; failed calls are included."""
+    """The number of calls and tokens used, including failed calls."""
 
     calls: int = 0
     tokens_in: int = 0
@@ -179,20 +178,19 @@ class Spent:
 
     @property
     def tokens(self) -> int:
-        """Input and output tokens together."""
+        """The sum of input and output tokens."""
         return self.tokens_in + self.tokens_out
 
 
 def local_now() -> datetime:
-    """The local time: a day ends at the operator's midnight."""
+    """Return the local time, because a day ends at the operator's midnight."""
     return datetime.now().astimezone()
 
 
 class Budget:
     """Counts a day's tokens; without a limit there is always room.
 
-    With a file, `kept_in`, the budget of a day survives a restart and is shared by several
-    processes.
+    If `kept_in` is a file, the count survives a restart, and several processes share the budget.
     """
 
     def __init__(
@@ -208,11 +206,11 @@ class Budget:
         self._day = now().date()
         self._spent = Spent()
         self._seen: tuple[int, int] | None = None
-        """The last known state of the file."""
+        """The file's identity and time when it was last read."""
 
     @property
     def spent_today(self) -> Spent:
-        """What was spent since midnight; without a file, at most since the process started."""
+        """The usage since midnight; without a file, since the process started at most."""
         if self._now().date() != self._day:
             self._day, self._spent = self._now().date(), Spent()
         self._look()
@@ -220,12 +218,12 @@ class Budget:
 
     @property
     def has_room(self) -> bool:
-        """Whether another call may be made today."""
+        """True if another call may be made today."""
         return self._daily_tokens is None or self.spent_today.tokens < self._daily_tokens
 
     @property
     def seconds_to_midnight(self) -> float:
-        """How many seconds until the next day begins."""
+        """The seconds until the next day begins."""
         now = self._now()
         midnight = (now + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
         return (midnight - now).total_seconds()
@@ -247,14 +245,14 @@ class Budget:
         self._keep()
 
     def _keep(self) -> None:
-        """Save the budget; a failing disk does not stop summaries."""
+        """Save the count; a failing disk does not stop summaries."""
         if self._file is not None:
             with suppress(OSError):
                 save_json(self._file, {"day": str(self._day), **asdict(self._spent)})
                 self._seen = self._stamp()
 
     def _look(self) -> None:
-        """Read what other processes, or an earlier one, have spent today."""
+        """Read the usage that other processes have recorded today."""
         if self._file is not None:
             with suppress(OSError, ValueError, TypeError, AttributeError):
                 if self._seen == (stamp := self._stamp()):
@@ -265,13 +263,13 @@ class Budget:
                     self._spent = Spent(**{name: int(count) for name, count in said.items()})
 
     def _stamp(self) -> tuple[int, int]:
-        assert self._file is not None  # noqa: S101 - asked for only where there is one
+        assert self._file is not None  # noqa: S101 - called only if there is a file
         there = self._file.stat()
         return there.st_ino, there.st_mtime_ns
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let no one else count meanwhile; if the lock is taken, one call may go uncounted."""
+        """Keep other processes from counting; if the lock is taken, one call may go uncounted."""
         with ExitStack() as stack:
             if self._file is not None:
                 with suppress(OSError):
@@ -286,11 +284,11 @@ BreakerState = Literal["closed", "open", "half-open"]
 FAILURES = 3
 """How many failures in a row, in any sessions, open the breaker."""
 BREAKER_SECONDS = 60
-"""How long it then stays open before one call is tried."""
+"""How long the breaker then stays open before a single call tests the model."""
 
 
 class Breaker:
-    """Lets calls to one model through, or blocks them for a while."""
+    """Allows calls to one model, or blocks them for a while after failures."""
 
     def __init__(
         self,
@@ -305,34 +303,34 @@ class Breaker:
 
     @property
     def state(self) -> BreakerState:
-        """`open` blocks every call, `half-open` lets the next one through."""
+        """The breaker's state: `open` blocks every call, `half-open` allows the next one."""
         if self._open_until is None:
             return "closed"
         return "open" if self._clock() < self._open_until else "half-open"
 
     @property
     def admits_at(self) -> float:
-        """When, by its clock, the next call is let through; a time in the past means now."""
+        """When the next call is allowed, by the breaker's clock; a past time means now."""
         return self._open_until or 0
 
     def admit(self) -> bool:
-        """Whether a call may be made now; report its result afterwards."""
+        """Return True if a call may be made now; report its result afterwards."""
         if self.state == "open":
             return False
         if self._open_until is not None:
-            # One is let through. Should it never be heard of again, the next may try in its turn.
+            # Allow one call. If its result is never reported, another may be made later.
             self._open_until = self._clock() + BREAKER_SECONDS
         return True
 
     def succeeded(self) -> bool:
-        """Note that a call succeeded; returns whether that closed the breaker."""
+        """Record a successful call; return True if it closed the breaker."""
         was_open, self._open_until, self._failures = self._open_until is not None, None, 0
         if was_open:
             announce(BreakerClosed(model=self.model))
         return was_open
 
     def failed(self) -> None:
-        """Note that a call failed."""
+        """Record a failed call."""
         self._failures += 1
         if self._failures < FAILURES:
             return

@@ -1,4 +1,4 @@
-"""The background task that adds what left the window to the summary."""
+"""The background task that adds entries outside the window to the summary."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ from nanoloop.writing import SessionWriter
 
 Callback = Callable[[str], Awaitable[None] | None]
 Opened = Callable[[str], Awaitable[Session]]
-"""Opens the session with an id; raises `SessionNotFound`."""
+"""Opens a session by its id; raises `SessionNotFound`."""
 
 LEAST_PAUSE_SECONDS = 0.01
-"""The least pause between two checks of what is due, whatever the clock says."""
+"""The shortest pause between two checks for due sessions, whatever the clock says."""
 BATCH_CHARS = 24_000
-"""How much text goes into one call; more takes several calls, one after the other."""
+"""The most text in one call; a longer text takes several calls, one after the other."""
 IDLE_SECONDS = 600
-"""Text shorter than the summary waits for more until the chat has been quiet for this long."""
+"""How long a chat must be quiet before a text shorter than its summary is summarised."""
 READ_AHEAD = 200
 """How many entries are read from the store at a time."""
 
@@ -63,28 +63,28 @@ T = TypeVar("T")
 
 @dataclass(eq=False, repr=False)
 class Summarizer:
-    """Summarises in its own tasks, which live in its `async with`.
+    """Summarises sessions in tasks of its own, which live inside `async with`.
 
-    Without that, as in a script, it manages its tasks itself: nothing cancels them, and nothing
-    retries what has to wait.
+    Without `async with`, as in a script, it manages its tasks itself: nothing cancels them, and
+    nothing retries the sessions that must wait.
     """
 
     provider: Provider
     model: str | None = None
     _: KW_ONLY
     store: Store | None = None
-    """Where sessions are read and stored; a loop lends it its own."""
+    """The store of the sessions; a loop provides its own."""
     fallback_model: str | None = None
     timeout_seconds: float = defaults.SUMMARY_TIMEOUT_SECONDS
     batch_chars: int = BATCH_CHARS
     daily_tokens: int | None = None
     spent_file: Path | None = None
-    """If set, the count of a day's tokens survives the process."""
+    """If set, the count of a day's tokens survives a restart."""
     idle_seconds: float | None = None
-    """How long text shorter than the summary waits for more."""
+    """How long a text shorter than the summary waits for more."""
     max_concurrent: int = 16
     prompt: str = PROMPT
-    """What the model is told to do."""
+    """The instructions for the model."""
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = local_now
 
@@ -125,36 +125,36 @@ class Summarizer:
         return await group.__aexit__(*exc)  # type: ignore[arg-type]
 
     def keep_in(self, writer: SessionWriter, *, opened: Opened) -> None:
-        """Read and store sessions where the loop does, unless it was given another store."""
+        """Use the loop's store and sessions, unless another store was given."""
         if self.store in {None, writer.store}:
             self.store, self._writes, self._open = writer.store, writer, opened
 
     async def _change(self, session: Session, act: Callable[[Session], T]) -> T:
         return act(session) if self._writes is None else await self._writes.change(session, act)
 
-    # What is seen of it
+    # State
 
     @property
     def running(self) -> int:
-        """How many sessions are being summarised now."""
+        """How many sessions are being summarised."""
         return len(self._folded_now)
 
     @property
     def working_beside(self) -> int:
-        """How many sessions have other work running now, such as a resize."""
+        """How many sessions have other work running, such as a resize."""
         return len(self._worked_beside)
 
     def is_resting(self, session_id: str) -> bool:
-        """Whether this session's summary failed a short while ago and is not retried yet."""
+        """Return True if this session's summary failed recently and is not retried yet."""
         return self._schedule.is_resting(session_id)
 
     def waits_for(self, session_id: str) -> Why | None:
-        """Why this session's summary has to wait, if it does."""
+        """Return why this session's summary must wait, or None."""
         waiting = self._schedule.waiting(session_id)
         return waiting.why if waiting else None
 
     def spent_today(self) -> Spent:
-        """Calls and tokens since midnight or, without a file, since the process started."""
+        """Return the calls and tokens since midnight, or since the start without a file."""
         return self._budget.spent_today
 
     @property
@@ -164,7 +164,7 @@ class Summarizer:
 
     @property
     def models(self) -> Mapping[str, BreakerState]:
-        """The breaker of each model; "" is the provider's own model."""
+        """The breaker state of each model; "" is the provider's default model."""
         return self._writer.models
 
     # Starting
@@ -177,12 +177,12 @@ class Summarizer:
         focus: str = "",
         **claimed: object,
     ) -> bool:
-        """Start summarising what is pending, and return at once; False if nothing was started.
+        """Start summarising pending entries; return False if nothing was started.
 
-        If `summary_in_progress` is already set, the summary is claimed: only the claimant, which
-        hands over what was evicted, may start it. There is one task per session: what is
-        evicted while it runs is summarised by the same task. `force` ignores backoff and small
-        amounts; `focus` is what to keep in mind.
+        If `summary_in_progress` is already set, only its claimant may start the summary, by passing
+        what was evicted. A session has one task, which also summarises entries evicted while it
+        runs. `force` ignores backoff and small amounts; `focus` tells the model what to keep in
+        mind.
         """
         if session in self._folded_now:
             return False
@@ -200,9 +200,9 @@ class Summarizer:
         return True
 
     async def compact(self, session: Session, *, keep: int, focus: str = "") -> int | None:
-        """Let all but about the last `keep` messages leave the window now, and be summarised.
+        """Cut the window to about its last `keep` messages now, and summarise the rest.
 
-        Returns how many left; None if none did and nothing was started.
+        Return how many messages left, or None if nothing left and no summary was started.
         """
         evicted, did_trim = await self._change(
             session, lambda now: now.trim_if_needed(limit=keep, min_keep=keep)
@@ -216,13 +216,13 @@ class Summarizer:
         return len(evicted) if did_trim or did_start else None
 
     def summarize_idle(self, after_seconds: float = 0) -> int:
-        """Summarise what waited for more text in chats that are quiet now; returns how many."""
+        """Summarise waiting texts of chats that are quiet now; return how many were started."""
         quiet_since = self.clock() - after_seconds
         idle = [w for w in self._schedule.waiting_for("small") if w.since <= quiet_since]
         return self._start_waiting(idle)
 
     def start_due(self) -> int:
-        """Retry what has waited long enough; returns how many were started."""
+        """Retry sessions that have waited long enough; return how many were started."""
         return self._start_waiting(self._schedule.due())
 
     def _start_waiting(self, all_waiting: Iterable[Waiting]) -> int:
@@ -232,7 +232,7 @@ class Summarizer:
         session = waiting.known()
         if session is not None:
             return self._start_known(session, even_small=waiting.why == "small")
-        if self._open is None:  # it was in memory only, and nobody holds it
+        if self._open is None:  # it was only in memory, and is gone
             self._schedule.remove(waiting.session_id)
             return False
         self._schedule.try_later(waiting)
@@ -245,7 +245,7 @@ class Summarizer:
             session = await opened(waiting.session_id)
         except SessionNotFound:
             self._schedule.remove(waiting.session_id)
-        except StoreError:  # away: it waits on
+        except StoreError:  # unavailable: it keeps waiting
             return
         else:
             self._start_known(session, even_small=waiting.why == "small")
@@ -266,11 +266,11 @@ class Summarizer:
         session.summary_in_progress = True
         self._folded_now.add(session)
         work = partial(self._fold, session, even_small, focus)
-        with about(session_id=session.id):  # and no more of the turn that asked for it
+        with about(session_id=session.id):  # without the turn that requested it
             self._start_task(work, name=f"summary {session.id}")
 
     def work_beside(self, session: Session, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run this in its own task, unless something is already running for that session."""
+        """Run work in its own task, unless other work is already running for the session."""
         if session not in self._worked_beside:
             self._worked_beside.add(session)
             self._start_task(partial(self._work, session, work), name=f"beside {session.id}")
@@ -293,7 +293,7 @@ class Summarizer:
     def _has_to_wait(
         self, session: Session, batch: Sequence[Entry] = (), *, even_small: bool = False
     ) -> bool:
-        """Whether it must wait; without a `batch`, as far as is known."""
+        """Return True if the session must wait; without a `batch`, as far as known."""
         rest = self._writer.rest
         if rest is None and not even_small and self._is_small(session, batch):
             rest = "small", self.clock() + (self.idle_seconds or 0)
@@ -302,12 +302,11 @@ class Summarizer:
         return rest is not None
 
     def _is_small(self, session: Session, batch: Sequence[Entry]) -> bool:
-        """Whether there is less text than the summary is long, so that more should come.
+        """Return True if there is less text than the summary has, so that more should arrive first.
 
-        So pending text is never longer than the summary, and never waits longer than the chat is
-        active.
+        Pending text is thus never longer than the summary, and waits only while the chat is active.
         """
-        if self.idle_seconds is None or self._group is None:  # nobody would take it up again
+        if self.idle_seconds is None or self._group is None:  # nothing would retry it
             return False
         if batch:
             is_all = batch[-1].seq >= session.pending_seq
@@ -326,7 +325,7 @@ class Summarizer:
             self.start_due()
 
     async def drain(self, seconds: float) -> int:
-        """Wait up to this long for running tasks; returns how many are not done."""
+        """Wait up to this long for running tasks; return how many are left."""
         with anyio.move_on_after(seconds):
             while self._folded_now or self._worked_beside:
                 self._idle = anyio.Event()
@@ -345,7 +344,7 @@ class Summarizer:
         previous_summary: str = "",
         callback: Callback | None = None,
     ) -> str:
-        """The new summary of these messages and the previous one; raises `ProviderError`."""
+        """Summarise these messages and the previous summary; raise `ProviderError`."""
         text = (await self._writer.write(evicted, previous_summary)).text
         if callback is not None:
             waited = callback(text)
@@ -361,18 +360,18 @@ class Summarizer:
                     went_well = await self._fold_batch(session, epoch, even_small, focus)
                 if not went_well:
                     break
-                even_small = True  # the end of a long talk is not left behind
+                even_small = True  # include the end of a long conversation
                 self._schedule.succeeded(session)
                 self._start_waiting(self._schedule.waiting_for("breaker"))
         finally:
             session.summary_in_progress = False
             self._folded_now.discard(session)
             self._note_idle()
-        if session.epoch != epoch:  # erased or begun anew meanwhile; what was asked for since waits
+        if session.epoch != epoch:  # erased or reset meanwhile: start what was requested since
             self.fire_and_forget(session, force=True)
 
     async def _fold_batch(self, session: Session, epoch: int, even_small: bool, focus: str) -> bool:
-        """Summarise one batch; False if it is better left for later."""
+        """Summarise one batch; return False to stop for now."""
         started = self.clock()
         try:
             batch = await self._next_batch(session)
@@ -383,7 +382,7 @@ class Summarizer:
             announce(SummaryDropped(reason=type(gone).__name__))
         except ModelResting:
             self._has_to_wait(session)
-        except Exception as failure:  # noqa: BLE001 - a bug in here must not stop every conversation
+        except Exception as failure:  # noqa: BLE001 - a bug here must not stop all conversations
             self._note_failure(session, type(failure).__name__, started)
         return False
 
@@ -392,10 +391,10 @@ class Summarizer:
         announce(SummaryFailed(reason=reason, seconds=seconds))
         self._schedule.failed(session)
 
-    # One batch: whatever it raises, everything is as it was before
+    # One batch: if a step raises, nothing has changed
 
     async def _next_batch(self, session: Session) -> list[Entry]:
-        """The oldest pending entries, as many as fit into one call."""
+        """Return the oldest pending entries, as many as fit into one call."""
         after, upto = session.covered_seq, session.pending_seq
         entries: Sequence[Entry] = session.pending
         if self.store is not None and (not entries or entries[0].seq > after + 1):
@@ -412,14 +411,14 @@ class Summarizer:
         epoch: int,
         focus: str,
     ) -> bool:
-        """Fold them into the summary; False if the result came too late."""
+        """Add a batch to the summary; return False if the result is too late."""
         started, before = self.clock(), session.summary
         self._announce_start(batch)
         written = await self._writer.write(batch, before, focus=focus)
         found = await _exact_in(batch)
 
         def act(session: Session) -> str:
-            """Commit it; returns why it is dropped, "" if it is not."""
+            """Commit the summary; return why it must be dropped, or ""."""
             if session.epoch == epoch and session.summary != before:
                 return "edited"
             is_in_time = session.update_summary(
@@ -429,13 +428,13 @@ class Summarizer:
                 ledger=merged(session.ledger, found),
                 spent=_spent(written),
             )
-            session.summary_in_progress = True  # until this task ends: it stays the only one
+            session.summary_in_progress = True  # until this task ends, so that no other starts
             return "" if is_in_time else "reset"
 
         dropped = await self._change(session, act)
         if dropped:
             announce(SummaryDropped(reason=dropped))
-            # Where someone wrote it anew, theirs stands, and the batch goes into that one.
+            # If someone has rewritten the summary, keep their text and add the batch to it.
             return dropped == "edited"
         announce(self._receipt(batch, written, started))
         return True
@@ -469,7 +468,7 @@ async def _exact_in(batch: Sequence[Entry]) -> list[Item]:
     found: list[Item] = []
     for entry in batch:
         found += found_in(entry)
-        await checkpoint()  # a long talk takes milliseconds to look through
+        await checkpoint()  # scanning a long conversation takes milliseconds
     return found
 
 
@@ -483,7 +482,7 @@ def _spent(written: Written) -> dict[str, int]:
 
 
 def state_text(summarizer: Summarizer, say: Say = in_english) -> str:
-    """Its state, in one line."""
+    """Return the summariser's state in one line."""
     spent, as_answers = summarizer.spent_today(), say("model_as_answers")
     waiting = ((count, say(f"wait_{why}")) for why, count in summarizer.waiting.items())
     models = {name: state for name, state in summarizer.models.items() if state != "closed"}

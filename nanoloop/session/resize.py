@@ -1,4 +1,4 @@
-"""Keeping a history small for the model: when to resize, how, and the memo."""
+"""Keep a history small for the model: decide when to resize, do so, and update the memo."""
 
 from __future__ import annotations
 
@@ -23,116 +23,116 @@ if TYPE_CHECKING:
 
 LITE, DEEP = "lite", "deep"
 FORCED = 1000
-"""The severity of a requested resize."""
+"""The severity of a resize on request."""
 LAST_RESIZE = "last_resize"
-"""The key of a memo that no model sees."""
+"""The memo's key for the last resize, which no model sees."""
 CATCH_UP_CHARS = 24_000
-"""How much text goes into one call when a memo catches up; more takes several calls."""
+"""The most text in one call that updates a memo; a longer text takes several calls."""
 RESULT_LIMIT = 2000
-"""How many characters of a tool's result go into a memo."""
+"""How many characters of a tool's result are used for a memo."""
 REF_LIMIT = 500
-"""How many characters of a reference are shown; a longer one is a payload in disguise."""
+"""How many characters of a reference are shown; longer ones are really data."""
 _FENCE = re.compile(r"^```\w*\s*\n(.*?)\n?```\s*$", re.DOTALL)
 _REFS = ("file", "url", "path", "id", "name")
 _FACTS = ("name", "mime_type", "size", "width", "height", "duration")
 _TEXT = {"text", "input_text", "output_text", "tool_use", "tool_result"}
 
 Change = Callable[[Callable[["Session"], Any]], Awaitable[Any]]
-"""Applies a change to a session in one piece, durable when it returns; returns its result."""
+"""Applies a change to a session in one commit, and returns the change's result."""
 Decision = dict[str, Any]
-"""`type` and, if known, `reason`, `severity` and `meta`."""
+"""The decision's `type` and, if known, `reason`, `severity` and `meta`."""
 Schema = Callable[[Any], Any] | Mapping[str, Any]
-"""A callable that returns False or raises to refuse, a pydantic model class, or a JSON schema."""
+"""A function that returns False or raises to reject, a pydantic model class, or a JSON schema."""
 
 
 class ReadEntries(Protocol):
-    """Reads entries that are only in the store: `after < seq <= upto`."""
+    """Reads entries that are only in the store."""
 
     def __call__(self, *, after: int, upto: int) -> Awaitable[list[Entry]]:
-        """Oldest first."""
+        """Return the entries with `after < seq <= upto`, oldest first."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeInput:
-    """A session at one moment: later entries are not part of the resize."""
+    """A session at one moment; later entries are not part of the resize."""
 
     entries_after: Callable[[int], Awaitable[list[Entry]]]
-    """The entries above a number, up to `end`."""
+    """Returns the entries after a number, up to `end`."""
     window: Sequence[Entry]
     memo: Any
     memo_seq: int
     end: int
-    """The newest number at that moment."""
+    """The newest entry's number at that moment."""
     epoch: int
     turns: int
     options: Options
 
     @property
     def kept_from(self) -> int:
-        """The index in the window at which the allowed part begins."""
+        """The index of the first entry in the window that the limits allow."""
         return cut(self.window, keep=self.options.messages, chars=self.options.chars)
 
     @property
     def keeps_memo(self) -> bool:
-        """Whether a built-in resize updates the memo."""
+        """True if a built-in resize updates the memo."""
         return self.options.memo_enabled and isinstance(self.memo, dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeResult:
-    """What the session becomes."""
+    """The session's new content after a resize."""
 
     current: Sequence[Entry]
-    """The window; entries without a number are in no log."""
+    """The new window; entries without a number are in no log."""
     memo: Any
     memo_seq: int
     full: Sequence[Entry] | None = None
-    """The history, if it is replaced."""
+    """The new history, or None if it stays."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ResizeHandlers:
-    """What decides the resizes of one session; each overrides any setting."""
+    """The functions that control a session's resizes; each overrides any setting."""
 
     policy: Handler | None = None
-    """Gets full, current and settings; its answer replaces that of the rules."""
+    """Decides in place of the rules; called with (full, current, settings)."""
     resizes: dict[str, Resize] = field(default_factory=lambda: dict(DEFAULT_RESIZES))
-    """The resizes, by type."""
+    """The resize functions by type."""
     memo_update: Handler | None = None
-    """Gets memo, messages, attachments and settings; its dict is the new memo."""
+    """Returns the new memo as a dict; called with (memo, messages, attachments, settings)."""
     attachments: Handler | None = None
-    """Gets one message; returns summaries of its attachments."""
+    """Returns summaries of a message's attachments; called with the message."""
     fits: Callable[[Any], bool] = lambda _: True
-    """Whether a new memo is accepted."""
+    """Returns True if a new memo is acceptable."""
     provider: Provider | None = None
-    """The provider for a memo without a handler."""
+    """The model that updates a memo without a handler."""
     mutex: Mutex = field(default_factory=Mutex)
-    """Allows one resize of a session at a time."""
+    """Allows only one resize of a session at a time."""
 
     @property
     def are_built_in(self) -> bool:
-        """Whether no user function, which might have to be awaited, takes part."""
+        """True if no user function takes part, which might have to be awaited."""
         own = (self.policy, self.memo_update, self.attachments)
         return own == (None, None, None) and self.resizes == DEFAULT_RESIZES
 
     def copy(self) -> ResizeHandlers:
-        """The same for another session."""
+        """Return a copy of the handlers for another session."""
         return replace(self, resizes=dict(self.resizes), mutex=Mutex())
 
 
 Resize = Callable[[ResizeInput, ResizeHandlers], Awaitable[ResizeResult]]
 
 
-# When
+# When to resize
 
 
 async def judge(
     session: Session, by: ResizeHandlers, force: object, read: ReadEntries | None
 ) -> Decision | None:
-    """What to do: None, or a decision with its type and reason.
+    """Return the decision on a resize with its type and reason, or None.
 
-    Raises TypeError if the policy's answer is invalid.
+    Raise TypeError if the policy's answer is invalid.
     """
     if force:
         kind = force if isinstance(force, str) else DEEP
@@ -147,7 +147,7 @@ async def judge(
 
 
 def due_by_rules(session: Session) -> Decision | None:
-    """The decision of the rules for this session."""
+    """Return the rules' decision for this session."""
     with session.lock:
         options, current = session.settings.snapshot(), session.messages
         turns = session.turns - session.last_resize_turn
@@ -157,13 +157,13 @@ def due_by_rules(session: Session) -> Decision | None:
 def default_decision(
     messages: Sequence[Mapping[str, Any]], options: Options, *, turns: int
 ) -> Decision | None:
-    """The decision of the rules for this window, this many turns after the last resize."""
+    """Return the rules' decision for this window, `turns` turns after the last resize."""
     rules = (
         (DEEP, "max_messages_text_length", 100, 0 < options.chars <= total_chars(messages)),
         (LITE, "max_keep_messages_count", 50, 0 < options.messages < len(messages)),
         (LITE, "every_n_turns", 10, 0 < options.every_n_turns <= turns),
     )
-    # The first that is due decides; the most severe stands first.
+    # The first rule that applies decides, so the most severe comes first.
     due = ((kind, reason, severity) for kind, reason, severity, is_due in rules if is_due)
     for kind, reason, severity in due:
         return {"type": kind, "reason": reason, "severity": severity}
@@ -183,16 +183,16 @@ def _checked_decision(said: object) -> Decision | None:
     )
 
 
-# How
+# How to resize
 
 
 async def run(
     session: Session, by: ResizeHandlers, force: object, read: ReadEntries | None
 ) -> list[dict[str, Any]]:
-    """Resize if it is due, or by `force`; returns the window as chat messages.
+    """Resize if necessary or forced, and return the window as chat messages.
 
-    Raises KeyError for a type without a handler, and whatever a handler raises; nothing has changed
-    in that case.
+    Raise KeyError for a type without a handler, and any error of a handler; in both cases nothing
+    has changed.
     """
     async with by.mutex:
         decision = await judge(session, by, force, read)
@@ -220,7 +220,7 @@ async def _resize(
 
 
 def _is_done(session: Session, now: ResizeInput) -> bool:
-    """Whether a built-in resize did this; a window at its limit would otherwise resize forever."""
+    """Return True if a built-in resize has nothing left to do, so as not to repeat it forever."""
     return not now.kept_from and now.end == session.resized.get("seq", 0)
 
 
@@ -285,7 +285,7 @@ def _apply(
 
 
 def _still_shown(session: Session, now: ResizeInput, current: Iterable[Entry]) -> list[Entry]:
-    """The new window: entries that left or were undone meanwhile are out, new ones are in."""
+    """Return the new window, without entries that have left since, and with those added since."""
     was_shown = {entry.seq for entry in now.window}
     is_shown = {entry.seq for entry in session.log.window}
     kept = [e for e in current if e.seq in is_shown or e.seq not in was_shown]
@@ -294,12 +294,12 @@ def _still_shown(session: Session, now: ResizeInput, current: Iterable[Entry]) -
 
 
 async def lite(now: ResizeInput, by: ResizeHandlers) -> ResizeResult:
-    """Add what is new to the memo, and prune."""
+    """Add new messages to the memo, and cut the window."""
     return await _default(now, by, after=now.memo_seq)
 
 
 async def deep(now: ResizeInput, by: ResizeHandlers) -> ResizeResult:
-    """Add the whole history to the memo, piece by piece, and prune."""
+    """Add the whole history to the memo, piece by piece, and cut the window."""
     return await _default(now, by, after=0, piece_chars=now.options.chars)
 
 
@@ -316,18 +316,18 @@ async def _default(
             for chunk in chunks(messages, piece_chars):
                 memo = await _updated_memo(memo, chunk, now.options, by)
         else:
-            memo_seq = now.memo_seq  # nobody to ask: what is new waits until there is
+            memo_seq = now.memo_seq  # no model to ask: new messages wait until there is one
     return ResizeResult(current=now.window[now.kept_from :], memo=memo, memo_seq=memo_seq)
 
 
-# In two: the window at once, the memo behind it
+# In two steps: first the window, later the memo
 
 
 def cut_by_rules(session: Session, least_severity: int) -> int:
-    """Resize if a rule of this severity applies, but leave the memo for later.
+    """Resize if a rule of at least this severity applies, but leave the memo for later.
 
-    Returns how many entries left the window. The memo's number stays: what it has yet to take in
-    begins there.
+    Return how many entries left the window. The memo's number stays, and marks where its update
+    must begin.
     """
     with session.lock:
         decision = due_by_rules(session)
@@ -346,16 +346,16 @@ def cut_by_rules(session: Session, least_severity: int) -> int:
 async def update_memo(
     session: Session, by: ResizeHandlers, change: Change, read: ReadEntries | None
 ) -> bool:
-    """Update the memo after the last resize; False if it changed meanwhile.
+    """Update the memo after the last resize; return False if it changed meanwhile.
 
-    Raises what the provider raises; in that case nothing has changed.
+    Raise the provider's errors; nothing has changed in that case.
     """
     async with by.mutex:
-        # Durable, all of it: what a memo stands for may not be another writer's entry later.
+        # Durable first: the numbers that the memo covers must not become another writer's entries.
         now: ResizeInput = await change(partial(_input, read=read))
         if session.resized.get("type") == DEEP:
             result = await deep(now, by)
-        else:  # as `lite`, but for a memo that failed for days, which no one call would take
+        else:  # like `lite`, in pieces: after days of failures, one call is too small
             result = await _default(now, by, after=now.memo_seq, piece_chars=CATCH_UP_CHARS)
         return bool(await change(partial(_take_memo, now=now, result=result)))
 
@@ -366,14 +366,14 @@ def _take_memo(session: Session, *, now: ResizeInput, result: ResizeResult) -> b
         if stands != (now.epoch, now.memo_seq) or _seen(memo) != _seen(now.memo):
             return False
         value = result.memo
-        if isinstance(memo, dict) and LAST_RESIZE in memo:  # a later cut's, maybe
+        if isinstance(memo, dict) and LAST_RESIZE in memo:  # perhaps from a later cut
             value = {**value, LAST_RESIZE: memo[LAST_RESIZE]}
         session.note_resize(session.resized, Digest(value=value, seq=result.memo_seq))
         return True
 
 
 def chunks(messages: Sequence[dict[str, Any]], chars: int) -> Iterator[list[dict[str, Any]]]:
-    """Pieces of at most `chars` characters (0 for no limit); a larger message is its own piece."""
+    """Yield chunks of at most `chars` characters (0: any); a longer message is one chunk."""
     chunk: list[dict[str, Any]] = []
     filled = 0
     for message in messages:
@@ -388,7 +388,7 @@ def chunks(messages: Sequence[dict[str, Any]], chars: int) -> Iterator[list[dict
 
 
 def checked_type(name: object) -> str:
-    """The given type of resize; raises ValueError if nothing could ask for it."""
+    """Return the type of resize; raise ValueError if no policy could return it."""
     if not isinstance(name, str) or not name.strip():
         raise ValueError(
             f"a resize handler was registered under {name!r}: give the type that a policy returns, "
@@ -398,7 +398,7 @@ def checked_type(name: object) -> str:
 
 
 def custom(handler: Handler) -> Resize:
-    """A user's handler: (full, current, memo, settings) to (full, current, memo)."""
+    """Wrap a user's handler, which maps (full, current, memo, settings) to a new triple."""
 
     async def resize(now: ResizeInput, _: ResizeHandlers) -> ResizeResult:
         handed = HandedMessages(await now.entries_after(0))
@@ -418,7 +418,7 @@ def custom(handler: Handler) -> Resize:
 
 
 def _checked_result(said: Any) -> tuple[list[Any], list[Any], Any]:
-    """A handler's result; raises TypeError if it isn't full, current and memo."""
+    """Return a handler's result; raise TypeError if it isn't (full, current, memo)."""
     if isinstance(said, (tuple, list)) and len(said) == 3:  # noqa: PLR2004 - see the docstring
         full, current, memo = said
         if _are_messages(full) and _are_messages(current):
@@ -439,7 +439,7 @@ def _are_messages(value: Any) -> bool:
 async def _updated_memo(
     memo: Any, messages: Sequence[dict[str, Any]], options: Options, by: ResizeHandlers
 ) -> Any:
-    """The memo with these messages added; the same one if nothing usable came back."""
+    """Return the memo updated with these messages, or unchanged if the answer is unusable."""
     attachments = [about for message in messages for about in await _summaries(message, by)]
     said: Any = None
     if by.memo_update is not None:
@@ -468,7 +468,7 @@ def _memo_request(
     attachments: Sequence[Any],
     options: Options,
 ) -> list[dict[str, Any]]:
-    """The request to the model: the instructions, then memo, messages and attachments as JSON."""
+    """Return the request to the model: the instructions, then the data as JSON."""
     given = {
         "current_memo": _seen(memo),
         "messages": [_serialised(message) for message in messages],
@@ -482,7 +482,7 @@ def _memo_request(
 
 
 def _seen(memo: Any) -> Any:
-    """A copy of the memo for the model."""
+    """Return a copy of the memo for the model."""
     if not isinstance(memo, Mapping):
         return copied(memo)
     return {key: copied(value) for key, value in memo.items() if key != LAST_RESIZE}
@@ -509,7 +509,7 @@ def _content(message: Mapping[str, Any]) -> Any:
 
 
 def _object_in(text: str) -> Any:
-    """The JSON value in a text, with or without a code fence and words around it."""
+    """Return the JSON value in a text, ignoring a code fence and text around it, or None."""
     fenced = _FENCE.match(text.strip())
     whole = fenced[1] if fenced else text.strip()
     for candidate in (whole, whole[whole.find("{") : whole.rfind("}") + 1]):
@@ -521,7 +521,7 @@ def _object_in(text: str) -> Any:
 
 
 def unwrapped(said: Any) -> dict[str, Any] | None:
-    """The value of `memo`, if it is a dict; else the dict itself; else None."""
+    """Return the value of `memo` if it is a dict, else the dict itself, else None."""
     if not isinstance(said, Mapping):
         return None
     inner = said.get("memo")
@@ -529,9 +529,9 @@ def unwrapped(said: Any) -> dict[str, Any] | None:
 
 
 def check_of(schema: Schema | None) -> Callable[[Any], bool]:
-    """A check that a memo has the required shape; without a schema, any memo passes.
+    """Return a function that checks a memo's shape; without a schema, any memo passes.
 
-    Raises `SettingsError` for a JSON schema that can't be checked here.
+    Raise `SettingsError` for a JSON schema if its package is missing.
     """
     if schema is None:
         return lambda _: True
@@ -567,7 +567,7 @@ def _json_schema_check(schema: Mapping[str, Any]) -> Callable[[Any], bool]:
 
 
 def attachment_summaries(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Type, reference and known facts of each part of a message that is not text."""
+    """Return the type, reference and known facts of each part of a message that is not text."""
     content = message.get("content")
     parts = content if isinstance(content, list) else []
     return [
@@ -578,7 +578,7 @@ def attachment_summaries(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _ref(part: Mapping[str, Any]) -> Any:
-    """The first reference: in the part itself, else in what it wraps."""
+    """Return the first reference in the part itself, or else in a value inside."""
     wrapped = [value for value in part.values() if isinstance(value, Mapping)]
     for holder in (part, *wrapped):
         for name in _REFS:
@@ -602,7 +602,7 @@ def _facts(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_payloads(content: Any) -> Any:
-    """Content with its attachments named instead of included."""
+    """Return the content with attachments named instead of included."""
     if not isinstance(content, list):
         return content
     return "\n".join(filter(None, (_in_words(part) for part in content)))

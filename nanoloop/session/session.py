@@ -1,7 +1,7 @@
-"""One conversation: its log and window, its digests, its state. Pure data, no I/O.
+"""One conversation: log and window, digests, and state. Pure data, without I/O.
 
-`Log` holds the entries, `Conversation` what the loop and the stores use, and `Session` the rest:
-the interface for your own code.
+`Log` holds the entries, `Conversation` has what the loop and the stores use, and `Session` adds the
+interface for your own code.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _STANDING = (
     *("moved", "by", "claims", "stopped", "erasures", "erasing"),
     *("_awaiting", "_expires_at", "_memo", "_state", "_summary", "tracker"),
 )
-"""Everything that a store keeps of a session, except its settings."""
+"""The attributes that a store keeps of a session, except its settings."""
 
 
 class _Load:
-    """`Session.load(text)` creates a session; `session.load(text)` fills an existing one."""
+    """Lets `Session.load(text)` create a session, and `session.load(text)` fill one."""
 
     def __get__(self, session: Session | None, owner: type[Session]) -> Callable[..., Session]:
         return partial(_loaded, owner() if session is None else session)
@@ -58,12 +58,12 @@ def _loaded(
     format: str | None = None,  # noqa: A002 - the seed's name
     key_path: str | None = None,
 ) -> Session:
-    """Import an export, or a part of one; what it doesn't contain stays unchanged."""
+    """Import an export, or part of one; values that it lacks stay unchanged."""
     return session.load_dict(parsed(text, format, key_path))
 
 
 class Session(Conversation):
-    """A conversation that forgets nothing: what leaves the window stays in the log."""
+    """A conversation that forgets nothing: entries that leave the window stay in the log."""
 
     load = _Load()
 
@@ -81,17 +81,17 @@ class Session(Conversation):
         memo_update_handler: Handler | None = None,
         memo_schema: Schema | None = None,
     ) -> None:
-        """`about` is its identity and lifetime; if those don't matter, `id` will do.
+        """Create a session; `about` is its identity and lifetime, or `id` just its name.
 
-        `settings` override the defaults and are overridden by what is set in the session; handlers
-        override any setting, and those for resizes replace both defaults. The provider updates the
-        memo.
+        `settings` override the defaults, and settings made in the session override both. Handlers
+        override any setting; `resize_handlers` replace both default resizes. The provider updates
+        the memo.
         """
         if about is None:
             about = Identity(id=new_id() if id is None else id, created_at=clock())
         super().__init__(about=about, clock=clock, settings=settings)
         self.token_counter: Callable[[str], int] | None = None
-        """Counts a text's tokens better than assuming four characters each."""
+        """Counts a text's tokens more exactly than the default of four characters per token."""
         self._handlers = ResizeHandlers(
             policy=policy_handler,
             memo_update=memo_update_handler,
@@ -105,71 +105,71 @@ class Session(Conversation):
                 self.set_resize_handlers(name, handler)
 
     def move(self, session_id: str) -> None:
-        """Note which session its chat continues in; "" for this one."""
+        """Set the session in which the chat continues; "" for this one."""
         with self.lock:
             self.moved = session_id
             self.touch()
 
     def renew(self, fresh: Session) -> None:
-        """Take the state of another object of this session; what was not durable here is lost.
+        """Take over the state of another object of this session; changes not yet durable are lost.
 
-        Holders of this object continue with it: its handlers, its settings' parent and what it was
-        lent stay.
+        Users of this object can go on using it: it keeps its handlers, its settings' parent and its
+        provider.
         """
         with self.lock:
             for name in _STANDING:
                 setattr(self, name, getattr(fresh, name))
             self.settings.replace(fresh.settings.own())
 
-    # Who it is, and its state
+    # Identity and state
 
     @property
     def created_at(self) -> datetime:
-        """When it was created."""
+        """The time of creation."""
         return self.about.created_at
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """A copy of what it was created with."""
+        """A copy of the metadata that the session was created with."""
         return dict(copied(self.about.metadata))
 
     def get(self, key: str) -> tuple[Any, bool]:
-        """A copy of the value and True, or None and False."""
+        """Return a copy of the value and True, or None and False if the key is missing."""
         with self.lock:
             return copied(self._state.get(key)), key in self._state
 
     def set(self, key: str, value: Any) -> None:
-        """Keep a value under this key."""
+        """Store a value under this key."""
         with self.lock:
             self._state[key] = copied(value)
             self.touch(STATE, by_user=True)
 
     def delete(self, key: str) -> None:
-        """Remove a key; a missing one is fine."""
+        """Remove a key; a missing key is ignored."""
         with self.lock:
             self._state.pop(key, None)
             self.touch(STATE, by_user=True)
 
     @property
     def state(self) -> dict[str, Any]:
-        """A copy of all values."""
+        """A copy of all stored values."""
         with self.lock:
             return dict(copied(self._state))
 
-    # What was said
+    # Messages
 
     def append_message(self, message: Mapping[str, Any]) -> None:
-        """Append a chat message, in OpenAI form or in blocks."""
+        """Append a chat message, in OpenAI's form or as blocks."""
         with self.lock:
             for entry in begins_apart(entries_of(message), self.newest):
                 self._append(entry)
 
     def add_message(self, role: str, content: Any) -> None:
-        """Append a message by role and content."""
+        """Append a message with this role and content."""
         self.append_message({"role": role, "content": content})
 
     def add_tool_result(self, tool_use_id: str, result: Any) -> None:
-        """Append the result of the call with this id."""
+        """Append the result of the tool call with this id."""
         with self.lock:
             block = {"tool_use_id": tool_use_id, "content": result}
             self._append(tool_result_of_block(block, self._tool_of(tool_use_id)))
@@ -179,9 +179,9 @@ class Session(Conversation):
         return next((str(e.content.get("tool")) for e in calls if e.call_id == call_id), "")
 
     def history(self, limit: int = 0) -> list[Entry]:
-        """The newest entries first, at most `limit`; 0, negative or too large means all of them.
+        """Return the newest entries first, at most `limit`; zero or less means all.
 
-        With equal timestamps, the last added comes first.
+        Of entries with equal timestamps, the last added comes first.
         """
         with self.lock:
             entries = sorted(self.whole(), key=lambda e: (e.timestamp, e.seq), reverse=True)
@@ -211,20 +211,20 @@ class Session(Conversation):
             self.show(HandedMessages(self.log.entries).all_entries_for(messages))
 
     def set_chat_history(self, messages: ChatMessages) -> Self:
-        """Restart the history with these messages; memo, summary and state stay."""
+        """Replace the history with these messages; keep memo, summary and state."""
         with self.lock:
             self.reset_history()
             return self.add_chat_history(messages)
 
     def add_chat_history(self, messages: ChatMessages) -> Self:
-        """Append one message or several."""
+        """Append one or more messages."""
         with self.lock:
             for message in [messages] if isinstance(messages, Mapping) else messages:
                 self.append_message(message)
         return self
 
     def reset_chat_history(self) -> Self:
-        """Empty the history; memo, summary and state stay."""
+        """Empty the history; keep memo, summary and state."""
         self.reset_history()
         return self
 
@@ -235,7 +235,7 @@ class Session(Conversation):
             self.touch()
 
     def take_history(self, entries: Iterable[Entry], window: Iterable[Entry]) -> None:
-        """Restart the history with these entries, showing those in `window`."""
+        """Replace the history with these entries, and show those in `window`."""
         with self.lock:
             self.reset_history()
             new = {id(entry): self.log.append(entry) for entry in entries}
@@ -243,10 +243,10 @@ class Session(Conversation):
                 self.tracker.add(entry)
                 self._count(entry)
             self.log.show(new.get(id(entry), entry) for entry in window)
-            self._summary = replace(self._summary, pins=())  # their numbers were the old one's
+            self._summary = replace(self._summary, pins=())  # these had old numbers
 
     def rewrite(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Make these the history; returns each in its new form."""
+        """Make these entries the history, and return them with their new numbers."""
         with self.lock:
             last = self.log.last
             again = self.log.rewrite(entries)
@@ -260,11 +260,11 @@ class Session(Conversation):
 
     @property
     def shows_earlier(self) -> bool:
-        """Whether the window has an exchange before the last one."""
+        """True if the window has an exchange before the last one."""
         return sum(map(is_asked, self.window)) > 1
 
     def context_size(self) -> int:
-        """Tokens of the window: by the token counter, or four characters each."""
+        """Return the window's tokens: by the token counter, or one per four characters."""
         with self.lock:
             texts = [entry_text(entry) + other_words(entry) for entry in self.log.window]
         if self.token_counter is not None:
@@ -272,9 +272,9 @@ class Session(Conversation):
         return rough_tokens(sum(len(text) for text in texts))
 
     def fork(self, upto: int | str | None = None) -> Session:
-        """A new session with the history up to and including an entry, by its number or id.
+        """Return a new session with the history up to and including an entry, by number or id.
 
-        Summary and memo are included if they cover nothing after it.
+        Summary and memo are copied if they cover nothing after the entry.
         """
         with self.lock:
             about = replace(
@@ -295,7 +295,7 @@ class Session(Conversation):
 
     @property
     def memo(self) -> Any:
-        """A copy of the memo, {} at first."""
+        """A copy of the memo; at first {}."""
         with self.lock:
             return copied(self._memo.value)
 
@@ -307,7 +307,7 @@ class Session(Conversation):
 
     @property
     def memo_seq(self) -> int:
-        """Entries up to here are in the memo."""
+        """The entries up to this number are in the memo."""
         return max(self._memo.seq, self.log.start - 1)
 
     @property
@@ -318,17 +318,17 @@ class Session(Conversation):
 
     @property
     def last_resize(self) -> dict[str, Any] | None:
-        """Type, turn and reason of the last resize; None before the first."""
+        """The last resize's type, turn and reason; None before the first."""
         names = ("type", "turn", "reason")
         return {name: self.resized[name] for name in names} if self.resized else None
 
     @property
     def last_resize_turn(self) -> int:
-        """The turn of the last resize, 0 before the first."""
+        """The turn of the last resize; 0 before the first."""
         return int(self.resized.get("turn", 0))
 
     def note_resize(self, resized: Mapping[str, Any], memo: Digest) -> None:
-        """Note a resize, and the memo that it made."""
+        """Record a resize, and its new memo."""
         with self.lock:
             self.resized = resized
             if memo != self._memo:
@@ -340,7 +340,7 @@ class Session(Conversation):
     def _turns(self) -> int:
         return self.turns
 
-    # The seed's names for the same
+    # The original implementation's names for these properties
     _last_resize_turn = last_resize_turn
     _memo_cursor = memo_cursor
 
@@ -353,7 +353,7 @@ class Session(Conversation):
         limit: Mapping[str, Any] | None = None,
         every_n_turns: int | str | None = None,
     ) -> Self:
-        """Set the most common settings; limits from several calls add up."""
+        """Set the most common settings; limits from several calls are combined."""
         with self.lock:
             self.settings.configure(mode=mode, limit=limit, every_n_turns=every_n_turns)
         return self
@@ -368,12 +368,12 @@ class Session(Conversation):
         self._handlers.provider = provider
 
     def set_policy_handler(self, handler: Handler | None) -> Self:
-        """Use this instead of the rules: (full, current, settings) to None, a type or a dict."""
+        """Use this handler instead of the rules: (full, current, settings) to a decision."""
         self._handlers.policy = handler
         return self
 
     def set_resize_handlers(self, type: str, handler: Handler) -> Self:  # noqa: A002 - the seed's name
-        """Use this for resizes of that type; raises ValueError if the type is empty.
+        """Use a handler for resizes of this type; raise ValueError if the type is empty.
 
         It is called with (full, current, memo, settings) and returns (full, current, memo).
         """
@@ -381,28 +381,28 @@ class Session(Conversation):
         return self
 
     def set_attachment_summary_handler(self, handler: Handler | None) -> Self:
-        """Let this describe a message's attachments: one message to a list."""
+        """Set a handler that returns a list of descriptions for a message's attachments."""
         self._handlers.attachments = handler
         return self
 
     def set_memo_update_handler(self, handler: Handler | None) -> Self:
-        """Let this update the memo: (memo, messages, attachments, settings) to a dict."""
+        """Set a handler that maps (memo, messages, attachments, settings) to the new memo."""
         self._handlers.memo_update = handler
         return self
 
     @property
     def has_resize_rules(self) -> bool:
-        """Whether anything but the defaults may decide that a resize is due."""
+        """True if anything but the defaults can trigger a resize."""
         return self._handlers.policy is not None or self.settings.is_set
 
     @property
     def has_resize_handlers(self) -> bool:
-        """Whether user functions, which may have to be awaited, take part in a resize."""
+        """True if user functions, which may have to be awaited, take part in a resize."""
         return not self._handlers.are_built_in
 
     @property
     def is_memo_due(self) -> bool:
-        """Whether `cut_by_rules` left the memo to be updated."""
+        """True if `cut_by_rules` left the memo to be updated."""
         by = self._handlers
         with self.lock:
             is_behind = self.memo_seq < int(self.resized.get("seq", 0))
@@ -411,112 +411,112 @@ class Session(Conversation):
             return isinstance(self._memo.value, dict) and self.settings.memo_enabled
 
     def cut_by_rules(self, *, least_severity: int = 0) -> int:
-        """Resize by the built-in rules if one of this severity applies; the memo is left for later.
+        """Resize if a built-in rule of at least this severity applies; leave the memo for later.
 
-        Never waits, so that it can be part of the act that adds an answer. Returns how many
-        entries left the window.
+        This never waits, so it can be part of the act that adds an answer. Return how many entries
+        left the window.
         """
         return resize.cut_by_rules(self, least_severity)
 
     async def update_memo(self, *, change: Change, read: ReadEntries | None = None) -> bool:
-        """Do what `cut_by_rules` left undone; False if the memo was changed meanwhile.
+        """Update the memo that `cut_by_rules` left; return False if it changed meanwhile.
 
-        Raises `ProviderError`, in which case nothing has changed. `change` applies an act to this
-        session, durable when it returns; `read` is as in `async_resize`.
+        Raise `ProviderError`, in which case nothing has changed. `change` applies an act to this
+        session durably; `read` is as in `async_resize`.
         """
         return await resize.update_memo(self, self._handlers, change, read)
 
     def judge_resize(self, force: object = False) -> Decision | None:
-        """Like `async_judge_resize`, for synchronous code."""
+        """Like `async_judge_resize`, but for synchronous code."""
         return blocking(partial(self.async_judge_resize, force))
 
     def resize(self, force: object = False) -> list[dict[str, Any]]:
-        """Like `async_resize`, for synchronous code."""
+        """Like `async_resize`, but for synchronous code."""
         self._handlers.mutex.check_may_block()
         return blocking(partial(self.async_resize, force))
 
     async def async_judge_resize(
         self, force: object = False, *, read: ReadEntries | None = None
     ) -> Decision | None:
-        """What to do: None, or a decision with its type and reason.
+        """Return the decision on a resize with its type and reason, or None.
 
-        `force` is a type, or True for deep. Raises TypeError if the policy's answer is invalid.
+        `force` is a type, or True for deep. Raise TypeError if the policy's answer is invalid.
         """
         return await resize.judge(self, self._handlers, force, read)
 
     async def async_resize(
         self, force: object = False, *, read: ReadEntries | None = None
     ) -> list[dict[str, Any]]:
-        """Resize if it is due, or by `force`; returns the window as chat messages.
+        """Resize if necessary or forced, and return the window as chat messages.
 
-        Raises KeyError for a type without a handler, and whatever a handler raises; in that case
-        nothing has changed. `read` reads what is only in the store; if it is needed but missing,
-        `HistoryNotLoaded` is raised.
+        Raise KeyError for a type without a handler, and any error of a handler; nothing has changed
+        then. `read` loads entries that are only in the store; without it, `HistoryNotLoaded` is
+        raised if some are needed.
         """
         return await resize.run(self, self._handlers, force, read)
 
     # Export and import
 
     def to_dict(self) -> dict[str, Any]:
-        """The complete state, without any secrets from the settings."""
+        """Return the complete state, without secrets from the settings."""
         return export.exported(self)
 
     def dump(self, format: str = "json") -> str:  # noqa: A002 - the seed's name
-        """The complete state as JSON or YAML text."""
+        """Return the complete state as JSON or YAML text."""
         return export.dumped(self.to_dict(), format)
 
     def dump_json(self) -> str:
-        """The complete state as JSON text."""
+        """Return the complete state as JSON text."""
         return self.dump("json")
 
     def dump_yaml(self) -> str:
-        """The complete state as YAML text."""
+        """Return the complete state as YAML text."""
         return self.dump("yaml")
 
     def load_json(self, text: str, key_path: str | None = None) -> Self:
-        """Like `load`, from JSON."""
+        """Like `load`, but only from JSON."""
         return self.load_dict(parsed(text, "json", key_path))
 
     def load_yaml(self, text: str, key_path: str | None = None) -> Self:
-        """Like `load`, from YAML."""
+        """Like `load`, but only from YAML."""
         return self.load_dict(parsed(text, "yaml", key_path))
 
     def load_dict(self, data: Mapping[str, Any]) -> Self:
-        """Load what `to_dict` returned, or a part of it; what is absent stays unchanged.
+        """Load all or part of what `to_dict` returned; absent values stay unchanged.
 
-        Raises TypeError or ValueError for anything else, in which case nothing has changed. A
+        Raise TypeError or ValueError for anything else, in which case nothing has changed. A
         session that a store knows keeps its id.
         """
         export.take_in(self, data)
         return self
 
-    # For people
+    # Text for people
 
     def display(self, last: int = 20, width: int = 80) -> str | None:
-        """The last messages of the window, one line each; None if there are none."""
+        """Return the window's last messages, one per line, or None if there are none."""
         return export.displayed(self.window, last=last, width=width)
 
     def stats(self) -> dict[str, Any]:
-        """Messages of the window by role, tool calls, and the names of the tools used."""
+        """Count the window's messages by role and its tool calls, and list the tools used."""
         return export.counted(self.window)
 
     def conversation_text(self) -> str:
-        """`[role] content` of each message of the window, separated by blank lines."""
+        """Return `[role] content` for each message of the window, separated by blank lines."""
         return export.conversation_text(self.window)
 
     def to_markdown(self) -> str:
-        """The whole history for people to read."""
+        """Return the whole history as Markdown text."""
         with self.lock:
             about = f"Session `{self.id}`, begun {self.created_at:%Y-%m-%d %H:%M}"
             entries = list(self.whole())
         return export.as_markdown(entries, title=self.title, about=about, summary=self.summary)
 
     def rendered(self, limit: int = 0) -> list[Rendered]:
-        """The last entries of the window as text for a model's context, oldest first; all if 0."""
+        """Return the window's last entries as text for a model, oldest first; all for 0."""
         window = self.window
         return [export.rendered(entry) for entry in (window[-limit:] if limit > 0 else window)]
 
-    # What stores need
+    # For stores
 
     @classmethod
     def restored(
@@ -528,7 +528,7 @@ class Session(Conversation):
         after: int = 0,
         clock: Callable[[], datetime] = utc_now,
     ) -> Session:
-        """The session from a store, with all entries whose number is above `after`.
+        """Create a session from its stored state, with all entries numbered above `after`.
 
         Entries newer than the head are included.
         """

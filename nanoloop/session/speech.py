@@ -1,6 +1,7 @@
-"""Who said what in one message: its sender, and the people whom it quotes, forwards or follows.
+"""Who said what in a message: its sender, and the people quoted, forwarded or overheard.
 
-What an older version stored has no such structure: it is one text of its sender, and never parsed.
+Messages stored by older versions lack this structure: they are one text by the sender and are never
+parsed.
 """
 
 from __future__ import annotations
@@ -17,25 +18,28 @@ from nanoloop.messages import Quote, Speaker
 from nanoloop.session.entry import Entry, plain_text
 
 SPEECH = "speech"
-"""The metadata key for who sent a message (`by`), what others said in it (`quotes`), and what it
-does to an earlier message (`change`)."""
+"""The metadata key for a message's speech: its sender (`by`), other people's words (`quotes`), and
+the effect on an earlier message (`change`).
+"""
 ORIGIN, GROUP, FILES = "origin", "group", "attachments"
-"""The metadata keys for where a message comes from, whether several people talk there, and the
-facts about its attachments."""
+"""The metadata keys for a message's origin, for chats with several people, and for the facts about
+attachments.
+"""
 
 Kind = Literal[
     "said", "quote", "forward", "overheard", "edit", "retraction", "report", "file", "unclear"
 ]
-"""How a text got into a message.
+"""How a text became part of a message.
 
-`unclear` is what a person sent to an older version, quotes and overheard lines included.
+`unclear` marks a person's message stored by an older version, which may contain quotes and
+overheard lines.
 """
 NAME_CHARS = 40
 """How many characters of a name are shown."""
 HANDLE_CHARS = 10
 SOMEONE = "someone"
 ME = "you"
-"""What the bot itself is called, and nobody else."""
+"""The bot's own name for itself, which nobody else can have."""
 _READ_CHARS = 200
 _ROLES = frozenset({"assistant", "developer", "function", "model", "system", "tool", "user"})
 _OURS = frozenset('|#:;,"`\\=*<>~^«»“”„‟\u2039\u203a')
@@ -43,27 +47,27 @@ _OURS = frozenset('|#:;,"`\\=*<>~^«»“”„‟\u2039\u203a')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """One text in a message, with who said it."""
+    """A text in a message, with its speaker."""
 
     kind: Kind
     text: str
     speaker: Speaker | None = None
-    """Who said it, if known."""
+    """The person who said the text, if known."""
     by: Speaker | None = None
-    """Who sent the message that it is in, if known."""
+    """The sender of the message that contains the text, if known."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """The facts about a file."""
     files: tuple[str, ...] = ()
-    """The kinds of the files that came with an overheard message."""
+    """The kinds of files that were attached to an overheard message."""
 
     @property
     def is_typed(self) -> bool:
-        """Whether the sender of the message is known to have typed it."""
+        """True if the message's sender is known to have typed the text."""
         return self.kind in {"said", "edit"}
 
 
 def passages_of(entry: Entry) -> Iterator[Passage]:
-    """The texts in a message, in order; there is one of its sender, even if that is empty."""
+    """Yield the texts in a message, in order, always including the sender's own, even if empty."""
     by = speaker_of(entry)
     for quote in quotes_of(entry):
         yield Passage(
@@ -77,14 +81,14 @@ def passages_of(entry: Entry) -> Iterator[Passage]:
 
 
 def kind_of(entry: Entry) -> Kind:
-    """How the sender's own text got into the message."""
+    """Return how the sender's own text became part of the message."""
     metadata = entry.metadata
     if ORIGIN in metadata and metadata[ORIGIN] == "system":
         return "report"
     if SPEECH in metadata and isinstance(speech := metadata[SPEECH], dict):
         change = speech.get("change")
         return change if change in {"edit", "retraction"} else "said"
-    # Only what somebody typed into an older version as a plain message has none of these.
+    # Without these keys, it is a plain message that a person typed into an older version.
     is_old = metadata and (
         metadata.get("sender") or metadata.get(FILES) or metadata.get(ORIGIN) == "amendment"
     )
@@ -92,7 +96,7 @@ def kind_of(entry: Entry) -> Kind:
 
 
 def speaker_of(entry: Entry) -> Speaker | None:
-    """Who sent the message, if it says so."""
+    """Return the message's sender, or None if unknown."""
     metadata = entry.metadata
     if SPEECH in metadata and isinstance(speech := metadata[SPEECH], dict):
         return speaker_in(speech.get("by"))
@@ -101,13 +105,13 @@ def speaker_of(entry: Entry) -> Speaker | None:
 
 
 def sender_of(entry: Entry) -> tuple[str, str] | Any:
-    """What tells the sender apart from others: the account, or a name if there is none."""
+    """Return the sender's account, or else the sender's name, to tell senders apart."""
     by = speaker_of(entry)
     return (by.platform, by.id) if by is not None and by.id else entry.metadata.get("sender")
 
 
 def quotes_of(entry: Entry) -> Iterator[Quote]:
-    """What others said in the message."""
+    """Yield other people's words in the message."""
     if SPEECH not in entry.metadata:
         return
     speech = entry.metadata[SPEECH]
@@ -125,7 +129,7 @@ def quotes_of(entry: Entry) -> Iterator[Quote]:
 
 
 def speaker_in(stored: Any) -> Speaker | None:
-    """The speaker in what was stored, or None."""
+    """Return the speaker from the stored form, or None."""
     if not isinstance(stored, Mapping):
         return None
     return Speaker(
@@ -137,7 +141,7 @@ def speaker_in(stored: Any) -> Speaker | None:
 
 
 def stored_speaker(speaker: Speaker, *, platform: str) -> dict[str, Any]:
-    """The stored form of a speaker; `platform` is that of a speaker without one."""
+    """Return a speaker's stored form; `platform` is the default for speakers without one."""
     known = {"id": speaker.id, "name": speaker.name[:_READ_CHARS]}
     known["platform"] = speaker.platform or platform
     return {name: value for name, value in known.items() if value} | (
@@ -146,7 +150,7 @@ def stored_speaker(speaker: Speaker, *, platform: str) -> dict[str, Any]:
 
 
 def stored_quote(quote: Quote, *, platform: str) -> dict[str, Any]:
-    """The stored form of a quote."""
+    """Return a quote's stored form."""
     stored: dict[str, Any] = {"kind": quote.kind, "text": quote.text}
     if quote.speaker is not None:
         stored["by"] = stored_speaker(quote.speaker, platform=platform)
@@ -156,7 +160,7 @@ def stored_quote(quote: Quote, *, platform: str) -> dict[str, Any]:
 
 
 def typed(entry: Entry) -> str:
-    """What the sender typed, without what is told of the attachments."""
+    """Return the text that the sender typed, without descriptions of attachments."""
     if FILES not in entry.metadata:
         return str(entry.content.get("text") or "")
     parts = entry.content.get("parts")
@@ -167,7 +171,7 @@ def typed(entry: Entry) -> str:
 
 
 def files_of(entry: Entry) -> Iterator[tuple[Mapping[str, Any], Any]]:
-    """The facts about each attachment, with the part of the message that holds it."""
+    """Yield the facts about each attachment, with the message part that contains it."""
     if FILES not in entry.metadata:
         return
     files, parts = entry.metadata.get(FILES), entry.content.get("parts")
@@ -178,7 +182,7 @@ def files_of(entry: Entry) -> Iterator[tuple[Mapping[str, Any], Any]]:
 
 
 def file_mark(about: Mapping[str, Any]) -> str:
-    """The first line of a file's stored text: its kind, name, type and size."""
+    """Return the first line of a file's stored text: its kind, name, type and size."""
     size = about.get("size")
     known = (about.get("name"), about.get("mime_type"), size and f"{size} bytes")
     told = ", ".join(str(fact) for fact in known if fact)
@@ -186,31 +190,31 @@ def file_mark(about: Mapping[str, Any]) -> str:
 
 
 def file_text(about: Mapping[str, Any], part: Any) -> str:
-    """What can be read of a file, without the first line."""
+    """Return a file's readable text, without its first line."""
     text = part.get("text") if isinstance(part, Mapping) else part
     text, mark = text if isinstance(text, str) else "", file_mark(about)
     return text.removeprefix(mark).removeprefix("\n") if text.startswith(mark) else text
 
 
 def other_words(entry: Entry) -> str:
-    """What others said in a message, without names; "" for most."""
+    """Return other people's words in a message, without names; usually ""."""
     if not isinstance(entry.metadata.get(SPEECH), Mapping):
         return ""
     return "\n".join(quote.text for quote in quotes_of(entry))
 
 
 def is_told_apart(entry: Entry) -> bool:
-    """Whether the model must be told who said what: it isn't the plain message of a lone user."""
+    """Return True if the model must be told who spoke, unlike in a lone user's plain message."""
     metadata = entry.metadata
     if SPEECH not in metadata and GROUP not in metadata and ORIGIN not in metadata:
-        return False  # almost always, and each request asks it of all that it shows
+        return False  # the usual case, checked for every entry of every request
     speech = metadata.get(SPEECH)
     is_more = isinstance(speech, dict) and bool(speech.get("quotes") or speech.get("change"))
     return is_more or bool(metadata.get(GROUP)) or metadata.get(ORIGIN) == "system"
 
 
 def for_people(entry: Entry) -> str:
-    """A message's text behind what it quotes, as exports show it."""
+    """Return a message's text after its quotes, as exports show it."""
     told = (_quoted(name_of(quote.speaker), quote.text) for quote in quotes_of(entry))
     return "\n\n".join((*told, str(entry.content.get("text") or "")))
 
@@ -221,12 +225,12 @@ def _quoted(name: str, text: str) -> str:
 
 
 def name_of(speaker: Speaker | None) -> str:
-    """The name as people see it; "" if there is none."""
+    """Return a speaker's name as people see it, or ""."""
     return "" if speaker is None else display_name(speaker.name or speaker.id)
 
 
 def who(speaker: Speaker | None, otherwise: str = SOMEONE) -> str:
-    """The name of a speaker as models see it, with a handle if the platform gave an id."""
+    """Return a speaker's name as models see it, with a handle if the platform gave an id."""
     if speaker is None:
         return otherwise
     if speaker.is_me:
@@ -237,9 +241,9 @@ def who(speaker: Speaker | None, otherwise: str = SOMEONE) -> str:
 
 @lru_cache(maxsize=4096)
 def display_name(name: str) -> str:
-    """A name as it is shown: one short line that can't pass for a mark, a handle or a role.
+    """Return a name in the form shown: one short line, unlike any mark, handle or role.
 
-    Different people may have the same one: their handles differ.
+    Different people may have the same name shown, but their handles differ.
     """
     visible = "".join(c for c in name[:_READ_CHARS] if category(c) not in _UNSEEN)
     plain = "".join(map(_shown, normalize("NFKC", visible)))
@@ -265,7 +269,7 @@ def _is_role(word: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def handle_of(platform: str, person: str) -> str:
-    """Ten letters and digits that stand for this account, always and on every machine."""
+    """Return ten letters and digits that identify an account, the same on every machine."""
     named = f"{platform}\0{person}".encode("utf-8", "surrogatepass")
     digest = blake2b(named, digest_size=8, person=b"nanoloop speaker").digest()
     return b32encode(digest).decode().lower()[:HANDLE_CHARS]

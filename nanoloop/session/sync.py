@@ -1,4 +1,4 @@
-"""Sync and async code: each calls the other, and both wait for one lock."""
+"""Call async code from sync code and the reverse, with a lock that works for both."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import anyio.to_thread
 from anyio.from_thread import start_blocking_portal
 
 Handler = Callable[..., Any]
-"""Sync or async; its arguments are documented where it is set."""
+"""A sync or async function; its arguments are documented where it is set."""
 
 
 async def called(handler: Handler, *arguments: Any) -> Any:
-    """What the handler returns, awaited if necessary."""
+    """Return the handler's result, awaited if necessary."""
     if _is_async(handler):
         return await handler(*arguments)
-    # In a thread, so that a slow handler holds up no other session.
+    # In a thread, so that a slow handler delays no other session.
     result = await anyio.to_thread.run_sync(partial(handler, *arguments))
     return await result if inspect.isawaitable(result) else result
 
@@ -35,10 +35,10 @@ def _is_async(handler: Handler) -> bool:
 
 
 def fitting(handler: Handler, *arguments: Any) -> tuple[Any, ...]:
-    """As many of the arguments, from the first, as the handler takes."""
+    """Return as many of the arguments, from the first, as the handler accepts."""
     try:
         parameters = inspect.signature(handler).parameters.values()
-    except (TypeError, ValueError):  # some built-ins don't say
+    except (TypeError, ValueError):  # some built-ins have no signature
         return arguments
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
         return arguments
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 def blocking(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """The function's result; it gets an event loop of its own, in another thread."""
+    """Run an async function in an event loop of its own, in another thread; return its result."""
     with start_blocking_portal() as portal:
         came: T = portal.call(function)
     return came
@@ -67,7 +67,7 @@ class _Waiter:
 
 
 class Mutex:
-    """One holder at a time; waiting leaves the event loop free."""
+    """A lock with one holder at a time; waiting does not block the event loop."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -75,7 +75,7 @@ class Mutex:
         self._waiting: deque[_Waiter] = deque()
 
     def check_may_block(self) -> None:
-        """Raise RuntimeError if this thread would wait for itself, and so for ever."""
+        """Raise RuntimeError if this thread would wait for itself and never end."""
         thread = threading.get_ident()
         with self._guard:
             known = [*self._waiting, self._holder] if self._holder else []
@@ -97,7 +97,7 @@ class Mutex:
 
     async def _wait(self, me: _Waiter) -> None:
         try:
-            # Without a limit on threads: those that wait must not keep the holder's handler out.
+            # Without a limit on threads, since waiting threads must not block the holder's handler.
             limiter = anyio.CapacityLimiter(math.inf)
             await anyio.to_thread.run_sync(me.turn.wait, abandon_on_cancel=True, limiter=limiter)
         except BaseException:
@@ -109,7 +109,7 @@ class Mutex:
             is_mine = self._holder is me
             if not is_mine:
                 self._waiting.remove(me)
-        me.turn.set()  # the thread that waits for it ends
+        me.turn.set()  # ends the thread that waits
         if is_mine:
             self._pass_on()
 
