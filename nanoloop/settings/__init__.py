@@ -1,4 +1,4 @@
-"""All settings with their defaults, units and meanings, and which of them conflict.
+"""All settings with their defaults, units and meanings, and the conflicts between them.
 
 From weakest to strongest: the default, the TOML file, the environment, a flag.
 """
@@ -58,14 +58,14 @@ Sentence = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)
 
 
 class StoreSettings(Section):
-    """Where conversations are kept."""
+    """Where conversations are stored."""
 
     url: Annotated[str, AfterValidator(store_url)] | None = Field(
         default=None, examples=["sqlite:"]
     )
     """The store: `sqlite:FILE`, `jsonl:FOLDER`, `redis://…`, `postgresql://…` or `memory:`."""
     durability: Literal["flush", "fsync"] = "flush"
-    """What a stored message survives: `flush` a killed process, `fsync` also a power cut."""
+    """How safe a stored message is: `flush` survives a killed process, `fsync` also a power cut."""
     timeout_seconds: Seconds = defaults.STORE_TIMEOUT_SECONDS
     """How long to retry a database that does not answer before telling the chat."""
     encryption_key: SecretStr | None = Field(default=None, examples=["..."])
@@ -168,7 +168,7 @@ class SessionSettings(Section):
     """After how many answers the memo is updated."""
 
     def rules(self) -> dict[str, Any]:
-        """The values that were set, in the form of a session's own settings."""
+        """Return the values that were set, in the form of a session's own settings."""
         limit = {"messages": self.messages, "chars": self.chars}
         limit = {name: count for name, count in limit.items() if count is not None}
         resize = {} if self.every_n_turns is None else {"every_n_turns": self.every_n_turns}
@@ -180,14 +180,14 @@ class SessionSettings(Section):
 
 
 class RecallSettings(Section):
-    """Search in earlier messages: the command /recall, and the tool of that name."""
+    """Search in earlier messages, with the command /recall and the tool of that name."""
 
     enabled: bool = True
-    """Whether to index messages: in the data folder, or in memory if they are encrypted."""
+    """Index messages for the search: in the data folder, or in memory if they are encrypted."""
 
 
 class LogSettings(Section):
-    """What is logged to standard error; never message text or keys."""
+    """The log on standard error; it never contains message text or keys."""
 
     level: Annotated[Level, HARMLESS] = "info"
     """The lowest level to log."""
@@ -229,7 +229,7 @@ class SentenceSettings(Section):
     gone: Sentence = ENGLISH["gone"]
     """The conversation was deleted or has expired."""
     recall_down: Sentence = ENGLISH["recall_down"]
-    """The index of what was said can't be used."""
+    """The search index can't be used."""
     files_full: Sentence = ENGLISH["files_full"]
     """All uploaded files together have reached their limit."""
     full: Sentence = ENGLISH["full"]
@@ -250,9 +250,9 @@ class TerminalSettings(Section):
     """The chat in the terminal that `nanoloop run` offers."""
 
     enabled: Annotated[bool, HARMLESS] = True
-    """Whether `nanoloop run` also reads standard input; `nanoloop chat` always does."""
+    """Read standard input in `nanoloop run`, too; `nanoloop chat` always does."""
     agent: str | None = Field(default=None, examples=["cook"])
-    """The agent for new conversations here; by default, the default agent."""
+    """The agent for new conversations in the terminal; by default, the default agent."""
 
 
 class ChannelSettings(PluginTables):
@@ -269,35 +269,35 @@ class ChannelSettings(PluginTables):
     transcribe: Annotated[str, AfterValidator(function_name)] | None = Field(
         default=None, examples=["speech:words_of"]
     )
-    """A function of yours that transcribes voice messages, as `package.module:function`."""
+    """Your function that transcribes voice messages, as `package.module:function`."""
     terminal: TerminalSettings = TerminalSettings()
 
 
 class AgentSettings(Section):
-    """A named agent; anything not set here is as above. It can also be a file: agents/cook.md."""
+    """A named agent; settings left out are as above. It can also be a file: agents/cook.md."""
 
     prompt: Annotated[str | None, HARMLESS] = Field(
         default=None, examples=["You are a patient cook."]
     )
-    """Its system prompt."""
+    """The agent's system prompt."""
     model: str | None = Field(default=None, min_length=1, examples=["gpt-5.4"])
-    """The model it uses."""
+    """The agent's model."""
     tools: Names | None = Field(default=None, examples=[["clock"]])
-    """The tools that it may call; by default, all of them."""
+    """The tools that the agent may call; by default, all of them."""
     max_steps: Annotated[int, Field(ge=1), Unit("model calls")] | None = Field(
         default=None, examples=[20]
     )
-    """How many times its model may be called in one turn."""
+    """How many times the agent's model may be called in one turn."""
     message_buffer_limit: Annotated[Messages | None, HARMLESS] = Field(default=None, examples=[50])
-    """How many messages its window may have before it is trimmed."""
+    """How many messages the agent's window may have before it is trimmed."""
     message_buffer_min: Annotated[Messages | None, HARMLESS] = Field(default=None, examples=[10])
-    """How many of the newest messages are kept when its window is trimmed."""
+    """How many of the newest messages are kept when the agent's window is trimmed."""
     language: Annotated[Language | None, HARMLESS] = Field(default=None, examples=["fr"])
-    """The language of the bot's own messages in its chats, such as answers to commands."""
+    """The language of the bot's own messages in the agent's chats, such as answers to commands."""
 
 
 class Settings(BaseSettings):
-    """All settings. If created in code, they are only what is passed; nothing else is read."""
+    """All settings. If created in code, they have only the values passed; nothing else is read."""
 
     model_config = SettingsConfigDict(
         case_sensitive=True,
@@ -333,7 +333,7 @@ class Settings(BaseSettings):
     language: Annotated[Language, HARMLESS] = "en"
     """The language of the bot's own messages; an agent or a platform may use another one."""
     include_time: Annotated[bool, HARMLESS] = False
-    """Whether the model is told the date and time of the newest message."""
+    """Tell the model the date and time of the newest message."""
     message_buffer_limit: Annotated[Messages, HARMLESS] = defaults.MESSAGE_BUFFER_LIMIT
     """How many messages the window may have before it is trimmed and the rest is summarised."""
     message_buffer_min: Annotated[Messages, HARMLESS] = defaults.MESSAGE_BUFFER_MIN
@@ -347,7 +347,7 @@ class Settings(BaseSettings):
     )
     """How many tokens the model can read; the log warns if a conversation uses most of them."""
     handover: Annotated[bool, HARMLESS] = False
-    """Whether messages stay in the prompt until a summary covers them."""
+    """Keep messages in the prompt until a summary covers them."""
 
     store: StoreSettings = StoreSettings()
     loop: LoopSettings = LoopSettings()
@@ -382,10 +382,10 @@ class Settings(BaseSettings):
         env: Mapping[str, str] | None = None,
         cwd: Path | str | None = None,
     ) -> Settings:
-        """Load the settings; raises `SettingsError` with every problem, one per line.
+        """Load the settings; raise `SettingsError` with every problem, one per line.
 
-        `flags` maps dotted keys to what was typed; None means that a flag was not given. A file in
-        the current folder counts only as far as `left_out` says.
+        `flags` maps dotted keys to the values typed; None means that a flag was not given.
+        `left_out` has the values that an untrusted file in the current folder can't set.
         """
         env = os.environ if env is None else env
         read = read_sources(cls, config=config, flags=flags or {}, env=env, cwd=Path(cwd or "."))
@@ -396,9 +396,9 @@ class Settings(BaseSettings):
 
     @classmethod
     def of_code(cls, said: Mapping[str, str], *, env: Mapping[str, str] | None = None) -> Settings:
-        """The environment's settings, overridden by `said`; reads no file. Raises like `load`.
+        """Combine the environment's settings with a program's own; raise like `load`.
 
-        `said` maps dotted keys to values given by a program.
+        `said` maps dotted keys to the program's values, which are stronger. No file is read.
         """
         return read_environment(cls, said, os.environ if env is None else env).together(cls)
 
@@ -411,7 +411,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Use only what the code passes, so that settings built by hand hold no surprises."""
+        """Use only the values passed in code, so that nothing else changes them."""
         return (init_settings,)
 
     @model_validator(mode="before")
@@ -429,7 +429,7 @@ class Settings(BaseSettings):
 
     @property
     def file(self) -> Path | None:
-        """The settings file that was read, the stronger one of two; or None."""
+        """The settings file that was read, or the stronger of two; None without a file."""
         return self._files[0] if self._files else None
 
     @property
@@ -444,14 +444,14 @@ class Settings(BaseSettings):
 
     @property
     def left_out(self) -> LeftOut | None:
-        """What a file in the current folder would also set if it were trusted; None if nothing."""
+        """The settings that an untrusted file in the current folder can't set, or None."""
         return self._left_out
 
     @property
     def has_model(self) -> bool:
-        """Whether the default model has all it needs to be called, such as a key or a server."""
+        """True if everything is set to call the default model, such as its key and server."""
         return lacking(self, self.model) is None
 
     def origin(self, key: str) -> Origin:
-        """Where the value of a dotted key came from."""
+        """Return where the value of a dotted key came from."""
         return self._origins.get(key, DEFAULT)

@@ -1,4 +1,4 @@
-"""The settings that all chat platforms share; the plugin of each adds its own."""
+"""The settings that all chat platforms share; each platform's plugin adds its own."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class PlatformSettings(Section):
     """A chat platform by its NAME; config/NAME.example.toml shows its own settings."""
 
     needs: ClassVar[Sequence[str]] = ()
-    """What must be set before it can connect."""
+    """The settings that are required to connect."""
 
     enabled: bool = True
-    """Whether to serve this platform once its required settings are set."""
+    """Serve this platform once its required settings are set."""
     users: Names = Field(default=(), examples=[["12345678"]])
     """The people who may talk to the bot, by their ids on the platform; "*" is everyone."""
     chats: Names = Field(default=(), examples=[["-1001234567"]])
@@ -29,40 +29,40 @@ class PlatformSettings(Section):
     operators: Names = Field(default=(), examples=[["12345678"]])
     """The people who may talk, approve others with /pair, and change a group's conversation."""
     pairing: bool = True
-    """Whether a stranger in a private chat gets a code for `nanoloop pair approve`."""
+    """Give strangers in private chats a code for `nanoloop pair approve`."""
     groups: Literal["mention", "always", "never"] = "mention"
     """When the bot answers in a group: if it is mentioned, always, or never."""
     overheard: Literal["keep", "ignore"] = "keep"
-    """Whether the model sees what was said in a group between the questions to the bot."""
+    """Keep or ignore what is said in a group between the questions to the bot."""
     threads: Literal["own", "shared"] = "own"
-    """Whether each thread is a conversation of its own, or part of the chat's conversation."""
+    """Make each thread a conversation of its own, or part of the chat's conversation."""
     burst_seconds: Annotated[float, Field(ge=0, le=60), Unit("seconds")] = 0
     """How long to wait for more messages, which are then answered together."""
     steers: bool = False
-    """Whether a message sent during an answer is added to that turn instead of waiting."""
+    """Add a message sent during an answer to that turn, instead of letting it wait."""
     per_minute: Messages = 20
-    """How many messages of one person are answered per minute; any more wait."""
+    """How many messages from one person are answered per minute; any more wait."""
     per_day: Messages | None = Field(default=None, examples=[500])
     """How many messages are answered in one chat per day; by default, there is no limit."""
     stream: bool = True
-    """Whether an answer is shown while it is being written."""
+    """Show an answer while it is being written."""
     agent: str | None = Field(default=None, examples=["cook"])
-    """The agent for new conversations here; by default, the default agent."""
+    """The agent for new conversations on this platform; by default, the default agent."""
     agents: Names | None = Field(default=None, examples=[["assistant", "cook"]])
     """The agents that people may choose with /agent; by default, none. Operators may choose any."""
     language: Language | None = Field(default=None, examples=["fr"])
-    """The language of the bot's own messages here, unless the agent sets one."""
+    """The language of the bot's own messages on this platform, unless the agent sets one."""
 
     @property
     def first_agent(self) -> str | None:
-        """The agent for new conversations; None if it is the default one."""
+        """The agent for new conversations; None means the default agent."""
         if self.agent is None and self.agents and DEFAULT_AGENT not in self.agents:
             return self.agents[0]
         return self.agent
 
     @property
     def agents_of_all(self) -> tuple[str, ...]:
-        """The agents that anyone may choose; none if there is only the default one."""
+        """The agents that anyone may choose; empty if there is only the default agent."""
         first = () if self.agent is None else (self.agent,)
         return (*first, *(self.agents or ()))
 
@@ -73,5 +73,5 @@ class PlatformSettings(Section):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it should be served."""
+        """True if the platform should be served."""
         return self.enabled and not self.lacks

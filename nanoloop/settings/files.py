@@ -1,4 +1,4 @@
-"""Settings files: what they say and on which line, and how a setting is written into one."""
+"""Read settings files with their line numbers, and write settings into them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = "nanoloop.toml"
 
 
 class UnreadableFile(Exception):
-    """The file is missing, may not be read, or is not TOML."""
+    """The file is missing, can't be read, or is not valid TOML."""
 
     def __init__(self, reason: str, line: int | None = None) -> None:
         super().__init__(reason)
@@ -30,29 +30,29 @@ class UnreadableFile(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsFile:
-    """What one file says."""
+    """The content of one file."""
 
     table: Mapping[str, Any] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
-    """The line on which each dotted key or table begins, counted from 1."""
+    """The line on which each dotted key or table begins, from 1."""
     text: str = ""
-    """The text that was parsed for this."""
+    """The text that was parsed."""
 
 
 def read_file(path: Path, *, beneath: Path | None = None) -> SettingsFile:
-    """What the file says; raises `UnreadableFile`. `beneath` is as for `text_of`."""
+    """Read a settings file; raise `UnreadableFile`. `beneath` is as for `text_of`."""
     text = text_of(path, beneath=beneath)
     return replace(parse(text), text=text)
 
 
 _MOST_BYTES = 1_000_000
-"""How large a settings file may be."""
+"""The most bytes in a settings file."""
 
 
 def text_of(path: Path, *, beneath: Path | None = None) -> str:
-    """The file's text; raises `UnreadableFile`.
+    """Return the file's text; raise `UnreadableFile`.
 
-    `beneath` is a folder that somebody else may have filled: below it, no link is followed.
+    `beneath` is a folder that someone else may have filled; links below it are not followed.
     """
 
     def opened(name: str, flags: int) -> int:
@@ -78,7 +78,7 @@ def text_of(path: Path, *, beneath: Path | None = None) -> str:
 
 
 def parse(text: str) -> SettingsFile:
-    """What the TOML says; raises `UnreadableFile`."""
+    """Parse TOML text; raise `UnreadableFile`."""
     try:
         return SettingsFile(table=tomllib.loads(text), lines=_lines(text))
     except tomllib.TOMLDecodeError as error:
@@ -108,7 +108,7 @@ def _lines(text: str) -> dict[str, int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Each header or assignment with its first line's number: as many lines as make valid TOML."""
+    """Yield each header or assignment, which may span lines, with its first line's number."""
     begin, parts = 1, ""
     for number, line in enumerate(text.splitlines(keepends=True), start=1):
         parts += line
@@ -137,12 +137,12 @@ def _header(said: Any) -> str:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _TOML, _YAML = "+++", "---"
-"""The fences around the settings at the top, which also tell their format."""
+"""The lines around the settings at the top, which also show their format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentFile:
-    """One agent's file."""
+    """The file of one agent."""
 
     path: Path
     said: SettingsFile = field(default_factory=SettingsFile)
@@ -155,7 +155,7 @@ class AgentFile:
 
 
 def read_agents(folder: Path, *, beneath: Path | None = None) -> Iterator[AgentFile]:
-    """Every agent's file in a folder, sorted by name; the folder may be missing.
+    """Yield the agents' files in a folder, sorted by name; the folder may be missing.
 
     `beneath` is as for `text_of`.
     """
@@ -168,7 +168,7 @@ def read_agents(folder: Path, *, beneath: Path | None = None) -> Iterator[AgentF
 
 
 def digest_of(text: str, agents: Iterable[AgentFile]) -> str:
-    """A digest of a settings file's text and of the agents' files beside it, as they were read."""
+    """Return a digest of a settings file's text and of the agents' files beside it, as read."""
     texts = {NAME: text} | {f"agents/{each.path.name}": each.said.text for each in agents}
     return sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
 
@@ -191,7 +191,7 @@ def _with_prompt(text: str) -> SettingsFile:
     end = next((n for n, line in enumerate(lines[1:], 1) if line.rstrip() == fence), None)
     if end is None:
         raise UnreadableFile(f"{fence} is opened but never closed", 1)
-    # The empty line stands for the fence: every line keeps its number.
+    # The empty line replaces the fence, so that every line keeps its number.
     top = "\n".join(["", *lines[1:end]])
     said = parse(top) if fence == _TOML else _yaml(top)
     return _prompted(said, lines, end + 1)
@@ -212,7 +212,7 @@ def _prompted(said: SettingsFile, lines: list[str], begin: int) -> SettingsFile:
 
 
 def _yaml(text: str) -> SettingsFile:
-    import yaml  # noqa: PLC0415 - only for who writes YAML
+    import yaml  # noqa: PLC0415 - only needed for YAML
 
     try:
         table: Any = yaml.safe_load(text)
@@ -220,7 +220,7 @@ def _yaml(text: str) -> SettingsFile:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         raise UnreadableFile(f"not valid YAML: {error.problem}", line) from None
-    except yaml.YAMLError:  # a character that no YAML may hold
+    except yaml.YAMLError:  # a character that YAML doesn't allow
         raise UnreadableFile("not YAML") from None
     if table is None:
         return SettingsFile()
@@ -234,12 +234,12 @@ _FOR_ITS_OWNER = 0o600
 
 
 def write(path: Path, said: Mapping[str, Any]) -> str:
-    """Write these settings, by their dotted keys, to a file, which is created if it is missing.
+    """Write settings, by their dotted keys, to a file, creating it if it is missing.
 
-    A file with a secret is readable by its owner only. Raises `SettingsError` if the
-    file can't be edited; it is then unchanged. Returns its text.
+    A file with a secret is readable only by its owner. Raise `SettingsError` if the file can't be
+    edited; it is then unchanged. Return the file's new text.
     """
-    path = path.resolve()  # a link stays one
+    path = path.resolve()  # a link is kept
     mode = path.stat().st_mode & 0o777 if path.exists() else _FOR_ITS_OWNER
     text = with_settings(_text(path), said)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -249,13 +249,14 @@ def write(path: Path, said: Mapping[str, Any]) -> str:
 
 
 def with_settings(text: str, said: Mapping[str, Any]) -> str:
-    """The text with these settings in it; raises `SettingsError` if that can't be done."""
+    """Return the text with these settings added; raise `SettingsError` if that is impossible."""
     try:
         before = parse(text)
         lines = text.splitlines(keepends=True)
         put = [_put(lines, before.lines, key, value) for key, value in said.items()]
         fresh = [line for line in put if line]
-        # First of all lines: after the first table they would belong to it.
+        # Before all other lines, because after the first table header they would belong to that
+        # table.
         after = "".join(fresh + ["\n"] * bool(fresh and lines) + lines)
         if parse(after).table == _with_all(before.table, said):
             return after
@@ -266,7 +267,7 @@ def with_settings(text: str, said: Mapping[str, Any]) -> str:
 
 
 def _put(lines: list[str], places: Mapping[str, int], key: str, value: Any) -> str:
-    """Set the key in its place or its table; returns what must go above all tables instead."""
+    """Set the key in its place or table, or return the text to put above all tables."""
     table, _, name = key.rpartition(".")
     said = f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
     whole = said.replace(name, key, 1)
@@ -282,7 +283,7 @@ def _put(lines: list[str], places: Mapping[str, int], key: str, value: Any) -> s
 
 
 def _with_all(table: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    """The table with these dotted keys in it."""
+    """Return the table with these dotted keys set."""
     after = deepcopy(dict(table))
     for key, value in said.items():
         *above, name = key.split(".")

@@ -1,4 +1,4 @@
-"""The available settings: a model's dotted keys, and how each is spelled in each place."""
+"""The known settings: the dotted keys of a model, and the spelling of each in every source."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ PREFIX = "NANOLOOP_"
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a number counts."""
+    """The unit of a number."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Harmless:
-    """Marks a setting that any file in the current folder may set: a setting, and never a table.
+    """Marks a setting, never a table, that any file in the current folder may set.
 
-    Settings without the mark are ignored in such a file until its user trusts it. So never mark one
-    that names a place, a key, a person, a model, a tool or code, that multiplies the calls of a
-    model, which cost money, or that is shown as the program's own words.
+    Other settings are ignored in such a file until the user trusts it. So don't mark a setting that
+    names a place, key, person, model, tool or code, that multiplies the model calls, which cost
+    money, or that is shown as the program's own words.
     """
 
 
@@ -35,23 +35,23 @@ HARMLESS = Harmless()
 
 @dataclass(frozen=True, slots=True)
 class ByName:
-    """Marks a table of tables whose type depends on their name, and says which type a name has.
+    """Marks a table of tables whose types depend on their names.
 
-    It is part of a dict's annotation; a model that also has settings of its own returns it from
-    `beside()`.
+    The mark is part of a dict's annotation; a model that also has settings of its own returns it
+    from `beside()`.
     """
 
     table: Callable[[str], type[BaseModel]]
-    """Raises `SettingsError` for a name that has none."""
+    """Returns the type for a name; raises `SettingsError` for an unknown one."""
     usual: type[BaseModel]
-    """The type of table that most names have."""
+    """The type that most tables have."""
     example: str
     always: Sequence[str] = ()
-    """Names that always exist, with their own kinds of tables."""
+    """Names whose tables always exist, with their own types."""
 
 
 def known_settings(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every setting with its dotted key, in order; `agents.NAME.model` stands for all agents."""
+    """Yield every setting with its dotted key, in order; agents appear as `agents.NAME.model`."""
     for name, field in model.model_fields.items():
         key = f"{above}{name}"
         if (table := table_of(field)) is None:
@@ -65,7 +65,7 @@ def known_settings(model: type[BaseModel], above: str = "") -> Iterator[tuple[st
 
 
 def setting(model: type[BaseModel], path: tuple[str, ...]) -> FieldInfo | None:
-    """The setting or table at that path, or None; raises `SettingsError` as `ByName` does."""
+    """Return the setting or table at this path, or None; raise `SettingsError` like `ByName`."""
     field: FieldInfo | None = FieldInfo(annotation=model)
     for name in path:
         field = setting_in(field, name) if field else None
@@ -73,7 +73,7 @@ def setting(model: type[BaseModel], path: tuple[str, ...]) -> FieldInfo | None:
 
 
 def setting_in(field: FieldInfo, name: str) -> FieldInfo | None:
-    """The setting or table of that name in this table, or None; raises what `setting` raises."""
+    """Return the setting or table of this name in a table, or None; raise like `setting`."""
     if is_named(field):
         mark = by_name(field)
         return FieldInfo(annotation=mark.table(name) if mark else table_of(field))
@@ -82,7 +82,7 @@ def setting_in(field: FieldInfo, name: str) -> FieldInfo | None:
 
 
 def settings_near(model: type[BaseModel], path: tuple[str, ...]) -> dict[str, FieldInfo]:
-    """The settings that this path may have meant: all of them, or those of its own named table."""
+    """Return the settings that a wrong path may have meant: all, or those of its named table."""
     field = model.model_fields.get(path[0])
     table = table_of(field) if field else None
     mark = (by_name(field) if field else None) or (beside(table) if table else None)
@@ -92,7 +92,7 @@ def settings_near(model: type[BaseModel], path: tuple[str, ...]) -> dict[str, Fi
 
 
 def beside(model: type[BaseModel]) -> ByName | None:
-    """How the tables that a model takes besides its own settings differ."""
+    """Return the mark for the tables that a model accepts beside its own settings, or None."""
     known: Callable[[], ByName] | None = getattr(model, "beside", None)
     return known() if known else None
 
@@ -105,7 +105,7 @@ def _field(model: type[BaseModel], name: str) -> FieldInfo | None:
 
 
 def all_in(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Each table and value in it, with its dotted key."""
+    """Yield each table and value in a table, with its dotted key."""
     for name, value in table.items():
         yield f"{above}{name}", value
         if isinstance(value, Mapping):
@@ -113,16 +113,16 @@ def all_in(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
 
 
 def is_harmless(field: FieldInfo) -> bool:
-    """Whether any file may set it."""
+    """Return True if any file may set this setting."""
     return HARMLESS in field.metadata
 
 
 def without_harm(
     model: type[BaseModel], table: Mapping[str, Any], above: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What any file may set in this table, and the rest by its dotted keys.
+    """Split a table into what any file may set, and the rest by dotted keys.
 
-    No plugin is loaded for this. An unknown name stays, so that it is refused by name.
+    No plugin is loaded for this. An unknown name is kept, so that it is refused by name later.
     """
     kept: dict[str, Any] = {}
     left: dict[str, Any] = {}
@@ -147,7 +147,7 @@ def without_harm(
 
 
 def _leaves(key: str, value: Any) -> dict[str, Any]:
-    """The values below this key by their dotted keys; the value itself if it is not a table."""
+    """Return the values below this key by their dotted keys, or the value itself if not a table."""
     if not isinstance(value, Mapping) or not value:
         return {key: value}
     inner = dict(all_in(value, f"{key}."))
@@ -155,27 +155,27 @@ def _leaves(key: str, value: Any) -> dict[str, Any]:
 
 
 def variable(key: str) -> str:
-    """`NANOLOOP_LOG__LEVEL` for `log.level`."""
+    """Return the variable for a key: `NANOLOOP_LOG__LEVEL` for `log.level`."""
     return PREFIX + key.upper().replace(".", "__")
 
 
 def flag(key: str) -> str:
-    """`--log-level` for `log.level`."""
+    """Return the flag for a key: `--log-level` for `log.level`."""
     return "--" + key.replace(".", "-").replace("_", "-")
 
 
 def is_named(field: FieldInfo) -> bool:
-    """Whether it is a table of tables, each with a name that the user chose."""
+    """Return True for a table of tables whose names the user chooses."""
     return is_free(field) and table_of(field) is not None
 
 
 def by_name(field: FieldInfo) -> ByName | None:
-    """The mark for tables that differ by name, if it has one."""
+    """Return the field's mark for tables that differ by name, or None."""
     return next((mark for mark in field.metadata if isinstance(mark, ByName)), None)
 
 
 def table_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The model of the fields below it, if it is a table."""
+    """Return the model of a table's fields, or None if the field is not a table."""
     if mark := by_name(field):
         return mark.usual
     kind: Any = get_args(field.annotation)[1] if is_free(field) else field.annotation
@@ -183,22 +183,22 @@ def table_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def is_free(field: FieldInfo) -> bool:
-    """Whether the user chooses its keys."""
+    """Return True for a table whose keys the user chooses."""
     return get_origin(field.annotation) is dict
 
 
 def is_list(field: FieldInfo) -> bool:
-    """Whether it takes several values."""
+    """Return True if the setting takes several values."""
     return any(get_origin(kind) is tuple for kind in _kinds(field))
 
 
 def is_secret(field: FieldInfo) -> bool:
-    """Whether its value must never be shown."""
+    """Return True if the setting's value must never be shown."""
     return SecretStr in _kinds(field)
 
 
 def _kinds(field: FieldInfo) -> tuple[Any, ...]:
-    """Its type, or the types it may have."""
+    """Return the types that the field's value may have."""
     kinds = (field.annotation, *get_args(field.annotation))
     return (*kinds, *(inner for kind in kinds for inner in get_args(kind)))
 

@@ -1,4 +1,4 @@
-"""Plugins' settings tables, each of the type that its plugin names, beside nanoloop's own."""
+"""Plugins' settings tables, each with the type that its plugin defines."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from nanoloop.words import did_you_mean
 
 
 class NoSettings(Section):
-    """The table of a plugin that takes no settings."""
+    """The table of a plugin without settings."""
 
 
 class Unchecked(NamedTuple):
-    """A plugin's table before its type has been looked up by name."""
+    """A plugin's table whose type has not been looked up yet."""
 
     table_for: Callable[[str], type[BaseModel]]
     name: str
@@ -46,11 +46,11 @@ def _checked(own: Unchecked) -> BaseModel:
 
 
 PluginTable = SerializeAsAny[Annotated[BaseModel, PlainValidator(_checked)]]
-"""A plugin's table, given as `Unchecked` and converted to the type that the plugin names."""
+"""A plugin's table, given as `Unchecked` and converted to the type that the plugin defines."""
 
 
 def empty(key: str, table: type[BaseModel]) -> BaseModel:
-    """The table of a plugin with no settings given; raises `InvalidSettings` if it needs some."""
+    """Return a plugin's empty table; raise `InvalidSettings` if a setting is required."""
     try:
         return table.model_validate({})
     except ValidationError as error:
@@ -60,16 +60,16 @@ def empty(key: str, table: type[BaseModel]) -> BaseModel:
 
 
 class PluginTables(Section):
-    """A table in which each plugin of a kind may have a table of its own, by name."""
+    """A table that may contain a table for each plugin of one kind, by name."""
 
     model_config = ConfigDict(extra="allow")
     kind: ClassVar[plugins.Kind]
     usual: ClassVar[type[BaseModel]]
-    """The settings that most of them take."""
+    """The type that most plugins' tables have."""
     always: ClassVar[Sequence[str]] = ()
-    """Plugins that have a table even if nothing is set in it, provided they are installed."""
+    """Installed plugins that have a table even if nothing is set in it."""
     gone: ClassVar[Mapping[str, str]] = {}
-    """Former names, each with what to write instead."""
+    """Former names, each with advice on what to write instead."""
     __pydantic_extra__: dict[str, PluginTable] = Field(init=False)
 
     @property
@@ -78,13 +78,13 @@ class PluginTables(Section):
         return self.__pydantic_extra__
 
     def of(self, name: str) -> BaseModel:
-        """That plugin's table; raises `SettingsError` if there is no such plugin."""
+        """Return a plugin's table; raise `SettingsError` if there is no such plugin."""
         said = self.of_plugins.get(name)
         return empty(f"{self.kind}.{name}", self.table_for(name)) if said is None else said
 
     @classmethod
     def table_for(cls, name: str) -> type[BaseModel]:
-        """The type of that plugin's table; raises `SettingsError` if there is no such plugin."""
+        """Return the type of a plugin's table; raise `SettingsError` if there is no such plugin."""
         if plugins.is_installed(cls.kind, name):
             return plugins.load(cls.kind, name).settings or NoSettings
         if name in cls.gone:
@@ -98,7 +98,7 @@ class PluginTables(Section):
 
     @classmethod
     def beside(cls) -> ByName:
-        """How these tables differ, for code that lists settings."""
+        """Return the mark for these tables, for code that lists settings."""
         return ByName(cls.table_for, usual=cls.usual, example="NAME", always=tuple(cls._unsaid()))
 
     @model_validator(mode="before")

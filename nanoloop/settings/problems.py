@@ -1,4 +1,4 @@
-"""Explains what is wrong with the settings: what to change, and where."""
+"""Explain what is wrong with the settings: what to change, and where."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from nanoloop.settings.sources import Origin
 
 NO_SUCH_TABLE = "no_such_table"
-"""The type of pydantic's error for a table that belongs to no plugin."""
+"""Pydantic's error type for a table that belongs to no plugin."""
 GONE = {
-    "agents.NAME.tool_timeout_seconds": "set tools.timeout_seconds, which holds for all agents",
+    "agents.NAME.tool_timeout_seconds": "set tools.timeout_seconds, which applies to all agents",
     "bus.inbound_limit": "1,000 messages of all chats may wait for the loop",
     "bus.outbound_limit": "100 messages may wait to be sent to one chat",
     "bus.send_timeout_seconds": "sending one message may take 120 seconds",
@@ -50,9 +50,9 @@ GONE = {
     "summary.reuse_prefix": "each summary is a separate request",
     "tools.result_chars": "the model sees 16,000 characters of a result",
 }
-"""Former settings, each with what applies now or what to set instead."""
+"""Former settings, each with the fixed value, or with the setting to use instead."""
 DEFAULT_AGENT = "assistant"
-"""The agent that the settings above all tables describe."""
+"""The name of the agent that the settings above all tables describe."""
 
 _WRONG = {
     "bool": "not true or false",
@@ -77,16 +77,16 @@ _AT_MOST = (("provider.first_token_timeout_seconds", "provider.call_timeout_seco
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing wrong with the settings."""
+    """One problem with the settings."""
 
     text: str
     origin: Origin | None = None
-    """Where to change it, if known."""
+    """The place to correct, if known."""
     keys: tuple[str, ...] = ()
     """The conflicting settings."""
 
     def found_in(self, origins: Mapping[str, Origin]) -> Problem:
-        """This problem with the place where one of its keys was set."""
+        """Return the problem with the place where one of its keys was set."""
         found = (origins[key] for key in self.keys if key in origins)
         return replace(self, origin=next(found, self.origin))
 
@@ -95,7 +95,7 @@ class Problem:
 
 
 class InvalidSettings(SettingsError):
-    """The settings can't be used; its text has one line for each problem."""
+    """The settings can't be used; the text has one line per problem."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -122,7 +122,7 @@ def refused(
 
 
 def lacks(path: tuple[str, ...], error: ErrorDetails) -> Problem:
-    """Explain what a table lacks at this path, or what its plugin says about the whole table."""
+    """Explain what is missing at this path, or what the plugin says about the whole table."""
     key = ".".join(path)
     is_missing = error["type"] == "missing"
     return Problem(text=f"{key} is missing: set it" if is_missing else f"{key}: {error['msg']}")
@@ -142,7 +142,7 @@ def _unknown(model: type[BaseModel], key: str, value: Any, origin: Origin) -> Pr
 
 
 def gone(key: str, origin: Origin | None = None) -> Problem | None:
-    """Explain why it is no longer a setting; None if it never was one."""
+    """Explain why a key is no longer a setting; return None if it never was one."""
     named = re.sub(r"^agents\.[^.]+\.", "agents.NAME.", key)
     if named not in GONE:
         return None
@@ -151,13 +151,13 @@ def gone(key: str, origin: Origin | None = None) -> Problem | None:
 
 
 def instead(key: str) -> str:
-    """What to do about a removed setting."""
+    """Return what to do about a removed setting."""
     now = GONE[key]
     return now if now.startswith("set ") else f"remove it ({now})"
 
 
 def all_gone(said: Mapping[str, Any], above: str = "") -> Iterator[Problem]:
-    """A problem for each setting in these tables that no longer exists."""
+    """Yield a problem for each setting in these tables that no longer exists."""
     for name, value in said.items():
         if isinstance(value, Mapping):
             yield from all_gone(value, f"{above}{name}.")
@@ -166,7 +166,7 @@ def all_gone(said: Mapping[str, Any], above: str = "") -> Iterator[Problem]:
 
 
 def is_table_gone(key: str) -> bool:
-    """Whether a table of that name held only removed settings."""
+    """Return True if a table of this name had only settings that were removed."""
     return any(name.startswith(f"{key}.") for name in GONE)
 
 
@@ -193,7 +193,7 @@ def _not_one_of(value: Any, expected: str) -> str:
 
 
 def _nearest(key: str, known: Iterable[str]) -> str:
-    """The likely intent: the same name in another table, a similar key, or a similar name."""
+    """Guess the intended key: the same name in another table, a similar key, or a similar name."""
     names = sorted(known, key=lambda name: name.count("."))
     last = {name: name.rpartition(".")[2] for name in names}
     mine = key.rpartition(".")[2]
@@ -208,7 +208,7 @@ def _tables(known: Iterable[str]) -> set[str]:
 
 
 def _with_names_of(key: str, name: str) -> str:
-    """`agents.cook.prompt` for `agents.NAME.prompt` if the key is about `cook`."""
+    """Return `agents.cook.prompt` for `agents.NAME.prompt` if the key is about `cook`."""
     mine, parts = key.split("."), name.split(".")
     if len(mine) != len(parts):
         return name
@@ -216,21 +216,21 @@ def _with_names_of(key: str, name: str) -> str:
 
 
 def http_address(value: str) -> str:
-    """Return the address; refuse one that no HTTP client could use."""
+    """Return the address; raise ValueError if no HTTP client could use it."""
     if not re.match(r"https?://[^/\s]", value):
         raise ValueError("not an address: begin it with http:// or https://")
     return value.rstrip("/")
 
 
 def function_name(value: str) -> str:
-    """Return the name; refuse one that no function could have."""
+    """Return the name; raise ValueError if no function could have it."""
     if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", value):
         raise ValueError("not a function's name: write it as package.module:function")
     return value
 
 
 def conflicts(settings: Settings) -> list[Problem]:
-    """The conflicts between settings."""
+    """Return the conflicts between settings."""
     found = [_too_high(settings, low, high, or_equal=True) for low, high in _LESS_THAN]
     found += [_too_high(settings, low, high, or_equal=False) for low, high in _AT_MOST]
     if settings.context_tokens is not None and settings.context_limit is not None:
@@ -256,7 +256,7 @@ def _no_agent(settings: Settings) -> Problem | None:
 
 
 def _agent_window(settings: Settings, name: str) -> Problem | None:
-    """Check an agent's window limits; those it leaves out are the general ones."""
+    """Check an agent's window limits; the general limits apply where it sets none."""
     own = settings.agents[name]
     low, high = f"agents.{name}.message_buffer_min", f"agents.{name}.message_buffer_limit"
     keep = own.message_buffer_min or settings.message_buffer_min

@@ -1,7 +1,7 @@
-"""Which settings may be shown, and which parts of them.
+"""Decide which settings may be shown, and which parts of them.
 
-A setting of the type `SecretStr` is secret, in a plugin's table too. In all others, the login and
-the query of an address are hidden, and so is anything with the name or the look of a key.
+A setting of the type `SecretStr` is secret, in a plugin's table too. In other settings, the login
+and query of an address are hidden, and so is anything that has the name of a key or looks like one.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pydantic import SecretStr
 MASK = "********"
 _NAME = re.compile(r"key|token|secret|passw|credential|auth|cookie", re.IGNORECASE)
 _ALL_SECRET = re.compile(r"headers?$|quer(y|ies)$|cookies?$", re.IGNORECASE)
-"""Names of tables whose texts are all hidden."""
+"""Names of tables in which all texts are hidden."""
 _VALUE = re.compile(r"^(sk|pk|gh[a-z]|xox[a-z])[-_]|^(Bearer|Basic) |[A-Za-z0-9+_-]{32,}")
 _WITHOUT_SECRETS = ("agents", "sentences")
-"""Tables in which a name such as `model_key` means no key."""
-# Greedy: a password may have an @ in it.
+"""Tables in which a name such as `model_key` does not refer to a key."""
+# Greedy, because a password may contain an @.
 _LOGIN = re.compile(r"(?<=//)[^\s\"]*(?=@)")
-# Ends where the host does for whoever calls it: no host is hidden as if it were a login.
+# Ends where an HTTP client ends the host, so that no host is hidden as a login.
 _PLAIN_LOGIN = re.compile(r"(?<=//)[^\s\"/?#\\]*(?=@)")
 _HOST = re.compile(r"\w[\w+.-]*://[^\s\"/?#\\]+")
 _QUERY = re.compile(r"(?<=//)([^\s\"?#]*)[?#]([^\s\"]+)")
 
 
 def shown(value: Any) -> str:
-    """A value as it may be printed: secrets masked, the rest as in the settings file."""
+    """Return a value as it may be printed: secrets masked, the rest as in the settings file."""
     match value:
         case SecretStr():
             text = MASK
@@ -51,10 +51,10 @@ def shown(value: Any) -> str:
 
 
 def shown_as(key: str, value: Any) -> str:
-    """A value of somebody's file as it must be seen by whoever decides whether to trust it.
+    """Return a value from an untrusted file, for the user who decides whether to trust the file.
 
-    It is hidden only if its name is that of a secret, as its writer chose how it looks. Of an
-    address the host is always shown.
+    The value is hidden only if its name is that of a secret, because the file's author controls
+    what it looks like. The host of an address is always shown.
     """
     match value:
         case Mapping():
@@ -81,24 +81,24 @@ def _names_a_secret(key: str) -> bool:
 
 
 def masked(value: object) -> str:
-    """The value as text, with any login and any query in an address masked."""
+    """Return the value as text, with the login and query of an address masked."""
     return _QUERY.sub(rf"\1?{MASK}", _LOGIN.sub(MASK, str(value)))
 
 
 def may_be_secret(key: str, value: Any) -> bool:
-    """Whether a value has the name or the look of a secret."""
+    """Return True if the value has the name of a secret, or looks like one."""
     named_so = isinstance(value, str) and _NAME.search(key)
     return bool(named_so or _VALUE.search(str(value)))
 
 
 def open_in(table: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """What a table of free names holds, with a `SecretStr` for each text that may be secret."""
+    """Yield a free table's items, with a `SecretStr` for each text that may be secret."""
     for key, value in table.items():
         yield str(key), _closed(value) if _ALL_SECRET.search(str(key)) else _marked(str(key), value)
 
 
 def kept_secret(name: str, value: Any) -> Any:
-    """A setting's value; in a table such as `headers`, each text is a `SecretStr`."""
+    """Return a setting's value, with `SecretStr` for all texts of a table such as `headers`."""
     return _closed(value) if isinstance(value, Mapping) and _ALL_SECRET.search(name) else value
 
 
@@ -120,7 +120,7 @@ def _closed(value: Any) -> Any:
 
 
 def secrets_in(value: Any) -> Iterator[str]:
-    """Every text in a value that `shown` hides, to be found again elsewhere."""
+    """Yield every text in a value that `shown` hides, so that it can be found elsewhere."""
     match value:
         case SecretStr():
             yield value.get_secret_value()

@@ -1,4 +1,4 @@
-"""Where settings come from: the command line, the environment, files; the stronger one wins."""
+"""The sources of settings: the command line, the environment and files; the strongest wins."""
 
 from __future__ import annotations
 
@@ -64,27 +64,27 @@ EVERYWHERE = (
         if vendor.address
     ),
 )
-"""Names that other programs use too, weaker before stronger; our own override them all."""
+"""Variables that other programs use too, weaker before stronger; our own override them all."""
 _MODELS = {"model", "summary_model", "fallback_model"}
 """The last parts of the keys that name a model."""
 _OF_ALL_PROGRAMS = {name for name, _ in EVERYWHERE}
 CONFIG = f"{PREFIX}CONFIG"
-"""The variable that names the settings file, as `--config` does."""
+"""The variable for the path of the settings file, like `--config`."""
 _SERVICE_LINK = re.compile(r"NANOLOOP_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)")
-"""The variables that Kubernetes gives every process for a service called nanoloop."""
+"""The variables that Kubernetes sets in every process for a service called nanoloop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a value came from."""
+    """The source of a value."""
 
     kind: Literal["default", "file", "env", "flag"]
     name: str = ""
-    """The path of the file, the variable or the flag."""
+    """The path of the file, or the name of the variable or flag."""
     line: int | None = None
 
     def __str__(self) -> str:
-        """`default`, `nanoloop.toml:3`, `env NANOLOOP_MODEL`, `flag --model`."""
+        """Return `default`, `nanoloop.toml:3`, `env NANOLOOP_MODEL` or `flag --model`."""
         match self.kind:
             case "default":
                 return self.kind
@@ -95,11 +95,11 @@ class Origin:
 
     @property
     def file(self) -> Path | None:
-        """The file that says it; None if none does."""
+        """The file that sets the value, or None."""
         return Path(self.name) if self.kind == "file" else None
 
     def spell(self, key: str) -> str:
-        """A key as this source writes it."""
+        """Return a key as this source writes it."""
         match self.kind:
             case "env":
                 return variable(key)
@@ -117,30 +117,30 @@ S = TypeVar("S", bound=BaseSettings)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What one file, the environment or the command line says."""
+    """The settings of one file, the environment or the command line."""
 
     table: dict[str, Any] = field(default_factory=dict)
     places: Mapping[str, Origin] = field(default_factory=dict)
-    """Where each dotted key, or the table that it is in, is set."""
+    """Where each dotted key, or the table around it, is set."""
     place: Origin = DEFAULT
-    """Where everything else in it is set."""
+    """Where everything else in this source is set."""
     problems: list[Problem] = field(default_factory=list)
 
     def origin(self, key: str) -> Origin:
-        """Where it sets this key."""
+        """Return where this source sets a key."""
         while key not in self.places and "." in key:
             key = key.rpartition(".")[0]
         return self.places.get(key, self.place)
 
     def says(self, *path: str) -> bool:
-        """Whether it sets this key."""
+        """Return True if this source sets this key."""
         table: Any = self.table
         for name in path:
             table = table.get(name) if isinstance(table, Mapping) else None
         return table is not None
 
     def take_out(self, path: tuple[str, ...]) -> Any:
-        """Remove and return what it says there; raises KeyError if it says nothing."""
+        """Remove and return the value at this path; raise KeyError if there is none."""
         if (key := ".".join(path)) in self.table:
             return self.table.pop(key)
         table = self.table
@@ -149,7 +149,7 @@ class Source:
         return table.pop(path[-1])
 
     def take_out_what_is_gone(self) -> Iterator[Problem]:
-        """Remove settings that no longer exist, with a problem for each."""
+        """Remove settings that no longer exist, and yield a problem for each."""
         for problem in list(all_gone(self.table)):
             (key,) = problem.keys
             self.take_out(tuple(key.split(".")))
@@ -161,20 +161,20 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """All sources of one start."""
+    """All sources that were read at startup."""
 
     said: tuple[Source, ...]
     """The sources, strongest first."""
     files: tuple[Path, ...] = ()
     """The settings files that were read, strongest first."""
     own_file: Path | None = None
-    """The one of them that counts as the user's own."""
+    """The file among them that counts as the user's own."""
     left_out: LeftOut | None = None
-    """What one of them would set if it were trusted."""
+    """The settings that one of the files can't set because it is not trusted."""
 
     @property
     def origins(self) -> dict[str, Origin]:
-        """Where the value of each key named by a source comes from."""
+        """The source of each key's value."""
         return {
             key: source.origin(key)
             for source in reversed(self.said)
@@ -182,7 +182,7 @@ class Sources:
         }
 
     def together(self, model: type[S]) -> S:
-        """The settings that they describe; raises `InvalidSettings` with every problem."""
+        """Combine the sources to settings; raise `InvalidSettings` with every problem."""
         problems: list[Problem] = []
         for source in reversed(self.said):
             problems += (*source.problems, *source.take_out_what_is_gone())
@@ -195,7 +195,7 @@ class Sources:
                 found = [problem.found_in(self.origins) for problem in conflicts.problems]
             else:
                 break
-            # What is wrong is taken out, since the rest may be in conflict too.
+            # Invalid values are removed, because the others may conflict too.
             if not (fresh := [problem for problem in found if problem not in problems]):
                 break
             problems += fresh
@@ -210,20 +210,20 @@ class Sources:
     def _problem(self, model: type[S], wrong: ErrorDetails) -> Problem:
         path = tuple(map(str, wrong["loc"]))
         if len(path) == 1:
-            path = tuple(path[0].split("."))  # an unknown variable
+            path = tuple(path[0].split("."))  # from an unknown variable
         if wrong["type"] != "extra_forbidden":
             path = _known_part(model, path)
         for source in self.said:
             with suppress(KeyError):
                 value = source.take_out(path)
                 origin = source.origin(".".join(path))
-                place = None if origin.kind == "default" else origin  # a program named it
+                place = None if origin.kind == "default" else origin  # set by a program
                 return refused(model, path, value, wrong, place)
         return refused(model, path, wrong["input"], wrong, None)
 
 
 def _known_part(model: type[BaseSettings], path: tuple[str, ...]) -> tuple[str, ...]:
-    """The path without anything below a setting, such as an index into a list."""
+    """Return the path without anything below a setting, such as an index into a list."""
     ends = range(len(path), 1, -1)
     return next((path[:end] for end in ends if _is_known(model, path[:end])), path[:1])
 
@@ -231,7 +231,7 @@ def _known_part(model: type[BaseSettings], path: tuple[str, ...]) -> tuple[str, 
 def _is_known(model: type[BaseSettings], path: tuple[str, ...]) -> bool:
     try:
         return setting(model, path) is not None
-    except SettingsError:  # the value is refused with its reason
+    except SettingsError:  # the value is refused later, with the reason
         return True
 
 
@@ -243,7 +243,7 @@ def read_sources(
     env: Mapping[str, str],
     cwd: Path,
 ) -> Sources:
-    """Read every source; what can't be read becomes one of its problems, and nothing is raised."""
+    """Read every source; an unreadable one becomes a problem, and nothing is raised."""
     named = config or env.get(CONFIG)
     files = [_read(Path(named), is_needed=True)] if named else _found(model, cwd, env)
     typed = {key: str(value) for key, value in flags.items() if value is not None}
@@ -266,10 +266,10 @@ def read_sources(
 
 
 def _keep_keys_apart(said: Sequence[Source]) -> None:
-    """Remove the keys that would be sent to an address that they were not meant for.
+    """Remove keys that would be sent to an address they were not meant for.
 
-    A variable that other programs use too was not set for a file: its key is not sent to an address
-    that has its own key in the file, and no key in a file is sent to the variable's address.
+    Other programs' variables were not set for a file: their keys are not sent to an address that
+    has its own key in the file, and no key in a file is sent to their addresses.
     """
     words = {word for source in said for word in _table(source.table.get("providers"))}
     for above in ((), *(("providers", word) for word in sorted(words))):
@@ -293,14 +293,14 @@ def _table(said: Any) -> Mapping[str, Any]:
 def read_environment(
     model: type[BaseSettings], said: Mapping[str, str], env: Mapping[str, str]
 ) -> Sources:
-    """What the environment says, overridden by what a program says."""
+    """Read the environment's settings, overridden by a program's own."""
     words = _vendors_in(*said.items())
     own = _of_texts(model, said, {})
     return Sources(said=(own, _of_environment(model, env, words), _of_user(env)))
 
 
 def _of_environment(model: type[BaseSettings], env: Mapping[str, str], words: set[str]) -> Source:
-    """What variables say; a vendor's own count only if a word or a variable names the vendor."""
+    """Read the variables; a vendor's own count only if the vendor is named elsewhere."""
     given = [*_variables(env)]
     words = words | _vendors_in(*((key, value) for _, key, value in given))
     used = [each for each in given if not _is_idle(*each, words)]
@@ -317,7 +317,7 @@ def _of_user(env: Mapping[str, str]) -> Source:
 
 
 class _Texts(EnvSettingsSource):
-    """Parses settings from texts: a list is comma-separated, a table is JSON."""
+    """Parses settings from texts: a list is comma-separated, and a table is JSON."""
 
     def __init__(self, model: type[BaseSettings], texts: Mapping[str, str]) -> None:
         super().__init__(model, case_sensitive=True, env_nested_delimiter="__")
@@ -329,14 +329,14 @@ class _Texts(EnvSettingsSource):
         key: str,
         case_sensitive: bool | None = None,  # noqa: ARG002 - as pydantic-settings has it
     ) -> FieldInfo | None:
-        """The setting with that name in a table, which may come from a plugin."""
+        """Return the setting with this name in a table, which may belong to a plugin."""
         try:
             return setting_in(field, key) if field else None
-        except SettingsError:  # the value is refused with its reason
+        except SettingsError:  # the value is refused later, with the reason
             return None
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:  # noqa: ARG002
-        """The list or table that a text means; the text itself if it means neither."""
+        """Return the list or table that a text represents, or the text itself."""
         if field and is_list(field):
             return [part.strip() for part in value.split(",")]
         with suppress(ValueError):
@@ -350,18 +350,18 @@ def _of_texts(
 ) -> Source:
     known = {key for key in texts if _is_known(model, tuple(key.split(".")))}
     table = _Texts(model, {key: texts[key] for key in known})()
-    # Unknown ones stand under their whole names, and are refused by these.
+    # Unknown settings are kept under their full names, so that they are refused by these.
     unknown = {key: text for key, text in texts.items() if key not in known}
     return Source(table={**table, **unknown}, places=places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """A settings file with the agents' files beside it."""
+    """A settings file, with the agents' files beside it."""
 
     path: Path
     sources: tuple[Source, ...]
-    """What they say, strongest first: the settings file overrides the agents'."""
+    """The sources in them, strongest first: the settings file overrides the agents' files."""
     digest: str = ""
     left_out: LeftOut | None = None
     is_there: bool = True
@@ -381,11 +381,14 @@ def _read(path: Path, *, is_needed: bool = False, beneath: Path | None = None) -
 
 
 def _found(model: type[BaseSettings], cwd: Path, env: Mapping[str, str]) -> list[_Read]:
-    """The current folder's file; if it is not trusted, also the user's own. Else the user's own."""
+    """Read the current folder's file and, unless it is trusted, also the user's own.
+
+    Without a file in the current folder, read only the user's own.
+    """
     own, here = user_folder("config", env) / NAME, cwd / NAME
     if not here.is_file() or (own.exists() and own.samefile(here)):
         return [_read(own)]
-    # Through a link, another file's trust would hold here, and any file could become a prompt.
+    # Links are not followed: another file's trust would apply, and any file could become a prompt.
     found, trust = _read(here, beneath=cwd), Trust(env)
     if (answer := trust.of(here, found.digest)) is True:
         return [found]
@@ -422,8 +425,8 @@ def _of_agent(file: AgentFile) -> Source:
 
 
 def _variables(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Name, key and value of each variable; empty ones are skipped."""
-    # Ours come after those that all programs know: the later one counts.
+    """Yield the name, key and value of each variable that is not empty."""
+    # Ours come after those of other programs, because the later one counts.
     for name, key in EVERYWHERE:
         if env.get(name):
             yield name, key, address_in(name, env[name])
@@ -434,13 +437,13 @@ def _variables(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _vendors_in(*said: tuple[str, Any]) -> set[str]:
-    """The vendors of the models that any source names."""
+    """Return the vendors of the models that these sources name."""
     models = [value for key, value in said if key.rpartition(".")[2] in _MODELS]
     return {split(model)[0] for model in models if isinstance(model, str)}
 
 
 def _is_idle(name: str, key: str, value: str, vendors: set[str]) -> bool:
-    """Whether another program's variable has an invalid address, for a vendor not in use."""
+    """Return True for another program's invalid address of a vendor that is not in use."""
     if (name, key) not in EVERYWHERE or not key.endswith(".base_url"):
         return False
     if key.split(".")[1] in vendors:

@@ -1,7 +1,7 @@
-"""Whose settings file it is: one in the current folder may be anybody's.
+"""Decide whether to trust a settings file, because one in the current folder may be anyone's.
 
-Until its user trusts it, by path and content, such a file changes only what is harmless, and the
-user's own file counts beside it.
+Until the user trusts such a file, by path and content, it changes only harmless settings, and the
+user's own file is read too.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from nanoloop.settings.secrets import shown_as
 
 FILE = "trusted.json"
 _NAMED = 6
-"""How many settings a sentence names."""
+"""How many settings a sentence lists."""
 _LONGEST = 200
-"""How much of a name is shown."""
+"""How many characters of a name are shown."""
 _LONGEST_VALUE = 4_096
-"""How much of a value: no path and no host is longer."""
+"""How many characters of a value are shown; no path or host is longer."""
 _FUNCTION = "channels.transcribe"
 """The setting whose code may be in the file's folder."""
 _PLAIN = re.compile(r"[\w.-]+", re.ASCII)
@@ -33,33 +33,33 @@ _PLAIN = re.compile(r"[\w.-]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """What a file in the current folder would set if it were trusted."""
+    """The settings that an untrusted file in the current folder can't set."""
 
     path: Path
     digest: str
     said: Mapping[str, Any] = field(repr=False)
-    """The values that do not count, by their dotted keys."""
+    """The values that don't count, by their dotted keys."""
     is_refused: bool = False
-    """Whether the user has said that it is not trusted."""
+    """True if the user has decided not to trust the file."""
 
     @property
     def sentence(self) -> str:
-        """What does not count, and the next step."""
+        """A sentence with the settings that don't count, and the next step."""
         names = [*self._names()]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         return (
-            f"{NAME} in the current folder is not trusted, so this of it is left out: "
+            f"{NAME} in the current folder is not trusted, so these settings are left out: "
             f"{', '.join(names[:_NAMED])}{more}. If the file is yours: nanoloop config trust"
         )
 
     @property
     def lines(self) -> list[str]:
-        """Each of its settings with its value, secrets masked."""
+        """Each of these settings with its value, secrets masked."""
         shown = zip(self._names(), self.said.items(), strict=True)
         return [f"{name} = {_value(key, value)}" for name, (key, value) in shown]
 
     def _names(self) -> Iterator[str]:
-        # They are somebody's text: a terminal must not obey it.
+        # The names come from someone else's file, so a terminal must not interpret them.
         yield from (
             key if _PLAIN.fullmatch(key) else json.dumps(key) for key in map(_short, self.said)
         )
@@ -77,27 +77,27 @@ def _value(key: str, value: Any) -> str:
 
 
 class Trust:
-    """The files that the user was asked about; kept in the user's folder for settings."""
+    """The user's answers about files to trust, stored in the user's settings folder."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.file = user_folder("config", env) / FILE
 
     def of(self, path: Path, digest: str) -> bool | None:
-        """Whether the file is trusted with this content; None if nobody was asked."""
+        """Return True if the file is trusted with this content; None if the user was not asked."""
         said = self._answers().get(str(path.resolve()))
         if not isinstance(said, dict) or said.get("sha256") != digest:
             return None
         return said.get("trusted") is True
 
     def answer(self, path: Path, digest: str, *, is_trusted: bool) -> None:
-        """Remember the user's answer, instead of the one for other content.
+        """Store the user's answer, replacing the one for other content.
 
-        Raises `SettingsError` if that can't be written.
+        Raise `SettingsError` if it can't be written.
         """
         self._keep(path, {"sha256": digest, "trusted": is_trusted})
 
     def forget(self, path: Path) -> bool:
-        """Forget the answer; returns whether the file was trusted. Raises `SettingsError`."""
+        """Forget the answer; return True if the file was trusted. Raise `SettingsError`."""
         before = self._answers().get(str(path.resolve()))
         if before is None:
             return False
@@ -105,10 +105,10 @@ class Trust:
         return isinstance(before, dict) and before.get("trusted") is True
 
     def written(self, path: Path, text: str) -> None:
-        """Trust a file that was just written for the user, unless it is in the user's folder."""
+        """Trust a file just written for the user, unless it is in the user's own folder."""
         if path.resolve().parent != self.file.parent.resolve():
             digest = digest_of(text, read_agents(path.parent / "agents"))
-            with suppress(SettingsError):  # then the file counts where it is named
+            with suppress(SettingsError):  # the file still counts if it is named
                 self.answer(path, digest, is_trusted=True)
 
     def _keep(self, path: Path, answer: Mapping[str, Any] | None) -> None:

@@ -34,31 +34,31 @@ class VendorSettings(Section):
     )
     """The vendor's address; by default, its usual one."""
     options: dict[str, Any] = Field(default_factory=dict, examples=[{"temperature": 0.3}])
-    """Extra fields for each request to it, in addition to those of [provider]."""
+    """Extra fields for each request to the vendor, in addition to those of [provider]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Where the models of one vendor are asked, and how."""
+    """The server for one vendor's models, and how to call it."""
 
     word: str
-    """The word before the colon; "" for the server that `base_url` names."""
+    """The word before the colon; "" for the server at `base_url`."""
     vendor: Vendor
     url: str | None
-    """Its address; None if it is not set."""
+    """The server's address; None if it is not set."""
     key: str | None
     options: Mapping[str, Any]
 
     @property
     def key_name(self) -> str:
-        """Where its key is to be set."""
+        """Where to set the server's key."""
         if not self.word:
             return "OPENAI_API_KEY"
         return self.vendor.keys[0] if self.vendor.keys else f"providers.{self.word}.api_key"
 
     @property
     def lacks(self) -> str | None:
-        """What has to be set before it can be asked; None if nothing is missing."""
+        """What must be set before the server can be called, or None."""
         if self.url is None:
             return f"no address is set: set {self.vendor.address}"
         if self.key is None and self.vendor.keys and self.url == (self.vendor.url or self.url):
@@ -67,7 +67,7 @@ class ServerSettings:
 
 
 def table_for(name: str) -> type[BaseModel]:
-    """What `[providers.NAME]` may hold; raises `SettingsError` if there is no such provider."""
+    """Return the type of `[providers.NAME]`; raise `SettingsError` if there is no such provider."""
     if name == "local":
         raise SettingsError("providers.local has no settings: use [local] instead")
     if name in VENDORS:
@@ -81,14 +81,14 @@ def table_for(name: str) -> type[BaseModel]:
 
 
 def with_names(said: Any) -> Any:
-    """Each provider's table with its name, for `PluginTable`."""
+    """Return each provider's table with its name, for `PluginTable`."""
     if not isinstance(said, Mapping):
         return said
     return {name: Unchecked(table_for, name, own) for name, own in said.items()}
 
 
 def models_of(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Every model that the settings name, with the key that names it."""
+    """Yield every model in the settings, with the key that names it."""
     named = [
         ("model", settings.model),
         ("summary_model", settings.summary_model),
@@ -99,45 +99,45 @@ def models_of(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def server_of(settings: Settings, word: str) -> ServerSettings:
-    """The server for the models of that built-in vendor."""
+    """Return the server for the models of a built-in vendor."""
     if not word:
         return _plain(settings)
     own, vendor = own_of(settings, word), VENDORS[word]
     key = own.api_key
     if word == "openai" and settings.base_url is None:
-        key = key or settings.api_key  # that one is OpenAI's too
+        key = key or settings.api_key  # this key is OpenAI's too
     options = {**settings.provider.options, **own.options}
     url = own.base_url or vendor.url
     return ServerSettings(word=word, vendor=vendor, url=url, key=_said(key), options=options)
 
 
 def servers_of(settings: Settings) -> list[ServerSettings]:
-    """The server of every model that is named, and of every vendor that is set up."""
+    """Return the servers of all models in the settings, and of all vendors that are set up."""
     named = {split(model)[0] for _, model in models_of(settings)}
     words = [word for word in VENDORS if word in named or settings.providers.get(word)]
     servers = [server_of(settings, word) for word in words if word != "local"]
     plain = _plain(settings)
-    # Where no model is asked there, its key may be meant for somebody else.
+    # If no model uses this server, its key may be meant for another one.
     if plain.lacks or "" not in named:
         return servers
-    # A key for OpenAI alone is said for both names of it.
+    # A key set only for OpenAI appears under both of its names.
     others = [each for each in servers if (each.url, each.key) != (plain.url, plain.key)]
     return [plain, *others]
 
 
 def keyed_vendors(settings: Settings) -> list[str]:
-    """The words of the vendors that have a key set."""
+    """Return the words of the vendors that have a key."""
     said = ((word, settings.providers.get(word)) for word in VENDORS)
     return [word for word, own in said if getattr(own, "api_key", None)]
 
 
 def own_of(settings: Settings, word: str) -> Any:
-    """What `[providers.WORD]` says, in its own type; raises `InvalidSettings` if incomplete."""
+    """Return `[providers.WORD]` in its own type; raise `InvalidSettings` if it is incomplete."""
     return settings.providers.get(word) or empty(f"providers.{word}", table_for(word))
 
 
 def lacking(settings: Settings, model: str) -> str | None:
-    """What must be set before that model can be asked; None if nothing is missing."""
+    """Return what must be set before a model can be called, or None."""
     word, name = split(model)
     if word and not name:
         return f"no model is named: write {word}:NAME"
@@ -147,31 +147,31 @@ def lacking(settings: Settings, model: str) -> str | None:
         return _lacking_to_plugin(settings, word)
     lacks = server_of(settings, word).lacks
     begin, colon, name = model.partition(":")
-    if lacks and colon and not word:  # a name that is no vendor's word, or one that was meant to be
+    if lacks and colon and not word:  # perhaps a misspelt vendor
         meant = did_you_mean(begin, VENDORS, shown=lambda vendor: f"{vendor}:{name}")
         return f"{lacks}, or {meant}" if meant else lacks
     return lacks
 
 
 def unaskable(settings: Settings) -> list[Problem]:
-    """The named models that can't be asked, each with what it lacks and where it is named."""
+    """Return a problem for each named model that can't be called."""
     lacks = ((key, model, lacking(settings, model)) for key, model in models_of(settings))
     return [no_model(settings, key, model, why) for key, model, why in lacks if why]
 
 
 def no_model(settings: Settings, key: str, model: str, why: str) -> Problem:
-    """The problem of a setting that names an unavailable model."""
+    """Return the problem of a setting that names an unavailable model."""
     origin = settings.origin(key)
     where = None if origin.kind == "default" else origin
     return Problem(text=f"{key} is {shown(model)}, but {why}", origin=where, keys=(key,))
 
 
 def _plain(settings: Settings) -> ServerSettings:
-    """The server of all models that are named without a vendor."""
+    """Return the server of all models that are named without a vendor."""
     url, key = settings.base_url, _said(settings.api_key)
     options = settings.provider.options
     vendor = VENDORS["openai"] if url is None else vendors.at(url)
-    # Whoever names an address of their own says thereby that a key may not be needed.
+    # A user who sets an address may not need a key there.
     vendor = vendor if url is None else replace(vendor, keys=())
     return ServerSettings(word="", vendor=vendor, url=url or vendor.url, key=key, options=options)
 
@@ -193,43 +193,43 @@ SMALL_PROMPT = (
     "a new request: answer the newest one, briefly and correctly, in its language. What the person "
     "told you earlier is true: use it when it matters. You have no clock and no internet."
 )
-"""For a model of one or two billion parameters, which does less the more instructions it gets."""
+"""A prompt for models with one or two billion parameters, which do worse with more instructions."""
 _FOR_THE_CONVERSATION = 0.75
-"""The part of the context that a request may take; the rest is for the answer."""
+"""The part of the context that a request may use; the rest is for the answer."""
 _CHARS_A_TOKEN = 2
-"""Low, to suit all languages: a batch that is too long for the model is never summarised."""
+"""A low value, to suit all languages: a batch too long for the model would never be summarised."""
 _SUMMARY_SECONDS = 600
-"""Long, because the model reads slowly and yields to every turn."""
+"""A long time, because the model reads slowly and lets every turn go first."""
 
 
 def context_tokens(settings: Settings, model: str | None = None) -> int:
-    """How much one conversation with that local model, the usual one by default, may take."""
+    """Return the tokens that one conversation with a local model may use."""
     found = known(file_of(model or settings.model, settings.models).stem)
     suited = found.context_tokens if found else None
     return settings.local.context_tokens or suited or defaults.LOCAL_CONTEXT_TOKENS
 
 
 def call_timeout_seconds(settings: Settings) -> float:
-    """How long an answer of a local model may take."""
+    """Return how many seconds a local model's answer may take."""
     calls = settings.provider
     is_said = "call_timeout_seconds" in calls.model_fields_set
     return calls.call_timeout_seconds if is_said else defaults.LOCAL_CALL_TIMEOUT_SECONDS
 
 
 def is_small(model: str) -> bool:
-    """Whether it is a local model of the catalogue: small enough to be confused by long texts."""
+    """Return True for a local model of the catalogue, which long texts confuse."""
     return is_local(model) and known(file_of(model, Path()).stem) is not None
 
 
 def suited(settings: Settings) -> Settings:
-    """The settings, adjusted to the local models that they name; explicit settings stay."""
+    """Return the settings adjusted to the local models that they name; explicit settings stay."""
     update: dict[str, Any] = {}
     if is_local(settings.model) and settings.context_tokens is None:
         update["context_tokens"] = int(context_tokens(settings) * _FOR_THE_CONVERSATION)
     if is_small(settings.model) and "prompt" not in settings.model_fields_set:
         update["prompt"] = SMALL_PROMPT
     if is_small(settings.model) and "handover" not in settings.model_fields_set:
-        update["handover"] = True  # its summaries take long, and what waits for one is still known
+        update["handover"] = True  # summaries take long, so the messages stay in view
     own = settings.summary
     if _summary_contexts(settings) and "timeout_seconds" not in own.model_fields_set:
         update["summary"] = own.model_copy(update={"timeout_seconds": _SUMMARY_SECONDS})
@@ -237,11 +237,11 @@ def suited(settings: Settings) -> Settings:
 
 
 def summary_batch_chars(settings: Settings, most: int) -> int:
-    """How much talk one summary call takes; less if a local model has to read it."""
+    """Return how many characters one summary call takes; fewer for a local model."""
     return min([most, *(tokens * _CHARS_A_TOKEN for tokens in _summary_contexts(settings))])
 
 
 def _summary_contexts(settings: Settings) -> list[int]:
-    """The context of each local model that writes summaries or is the fallback for them."""
+    """Return the context of each local model that writes summaries or is the fallback."""
     models = (settings.summary_model or settings.model, settings.summary.fallback_model or "")
     return [context_tokens(settings, model) for model in models if is_local(model)]

@@ -118,7 +118,7 @@ def test_a_guarded_setting_is_left_out_and_named(folder, capsys, key):
     assert main(["config"]) == Exit.DONE
     out, err = capsys.readouterr()
     assert err.count("\n") == 1
-    assert f"is not trusted, so this of it is left out: {left}. " in err
+    assert f"is not trusted, so these settings are left out: {left}. " in err
     assert "nanoloop.toml:" not in out
 
 
@@ -487,7 +487,7 @@ async def test_nothing_leaves_and_nothing_runs(folder, planted, words, codes):
         assert [*evil.requests] == []
     assert done.returncode in (Exit.DONE, *codes), done.stderr
     assert not planted.exists(), planted.read_text()
-    assert done.stderr.count(b"is not trusted, so this of it is left out: ") == 1
+    assert done.stderr.count(b"is not trusted, so these settings are left out: ") == 1
     assert not (folder / "data").exists()
 
 
