@@ -291,7 +291,7 @@ class TestFormats:
     async def test_migrating_says_what_it_did(self, postgres_url):
         async with opened(postgres_url) as store:
             assert await store.migrate() == f"the tables were created, format {len(STEPS)}"
-            assert await store.migrate() == f"the tables have format {len(STEPS)} already"
+            assert await store.migrate() == f"the tables already have format {len(STEPS)}"
 
     async def test_an_older_format_is_migrated_with_all_that_is_in_it(
         self, postgres_url, monkeypatch

@@ -141,8 +141,8 @@ async def test_what_does_not_fit_is_found():
     snapshot.head.update(covered=99, awaiting=98)
     assert list(problems_of(snapshot)) == [
         "entries 5 to 5 are missing",
-        "the summary stands for entries up to 99, and there are 30",
-        "entry 98 awaits an answer, and there are 30",
+        "the summary covers entries up to 99, but there are only 30",
+        "entry 98 awaits an answer, but there are only 30 entries",
     ]
 
 

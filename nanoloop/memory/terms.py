@@ -1,4 +1,4 @@
-"""Words in the form the index uses, in any language."""
+"""Convert words to the form that the index uses, in any language."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ os as um uma eu ele ela nós meu minha seu sua quem onde quando como qual quanto
 het een en van ik jij hij zij wij mijn jouw zijn haar wat wie waar wanneer waarom hoe welke niet
 """
 STOP_WORDS = frozenset(_STOP.split())
-"""Words that a query ignores, unless it has no others."""
+"""Words that a query ignores unless it has no other words."""
 
 _PHRASES = """
 为什么 為什麼 什么时候 什麼時候 什么 什麼 怎么样 怎麼樣 怎么 怎麼 怎样
@@ -43,7 +43,7 @@ _PHRASES = """
 언제 어디 누구 무엇 무슨 어떤 어떻게 얼마 몇 입니까 습니까 인가요 나요 했어 였어 이야
 """
 PHRASES = tuple(sorted(set(_PHRASES.split()), key=len, reverse=True))
-"""The same for scripts without spaces, longest first."""
+"""Phrases that a query ignores, in scripts without spaces; longest first."""
 
 FUNCTION_SIGNS = frozenset(
     "的了是在我你您他她它们這这那有和与與也都就不没沒吗嗎呢吧啊呀么麼把被让對对给給跟从從到"
@@ -86,7 +86,7 @@ ONE_FORM = {
     for forms in _FORMS.replace("\n", "|").split("|")
     for form in forms.split()[1:]
 }
-"""Forms that stemming misses: went is go, children is child, mom is mother."""
+"""Forms that stemming misses: "went" becomes "go", "children" "child", and "mom" "mother"."""
 
 MONTHS = {
     name: number
@@ -115,13 +115,13 @@ SECOND_PERSON = frozenset(["you", "your", "yours", "yourself", "你", "您"])
 
 
 MOST_WORDS = 32
-"""How many of a query's words are searched for, starting with the first."""
+"""How many of a query's words are searched for, from the first on."""
 
 _UNSPACED = (
     "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     "\uac00-\ud7a3\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\U00020000-\U0003ffff"
 )
-"""Scripts without spaces, or (Korean) with attached particles: every two characters are a word."""
+"""Scripts without spaces or (Korean) with attached particles; each character pair is a word."""
 _LETTER = rf"[^\W_{_UNSPACED}]"
 _PIECE = re.compile(rf"([{_UNSPACED}]+)|(\d+(?:[.:/-]\d+)+)|({_LETTER}+(?:['\u2019]{_LETTER}+)*)")
 _NUMBER_AND_SIGN = re.compile(rf"(\d+)([{_UNSPACED}])")
@@ -158,11 +158,11 @@ _YEAR = re.compile(r"(?<!\d)((?:19|20)\d\d)(?!\d)")
 _MONTH_SIGN = re.compile(r"(?<!\d)(1[0-2]|0?[1-9])[月월]")
 
 TELLS_TIME, TELLS_AMOUNT, ONLY_ASKS, IS_TOOL = 1, 2, 4, 8
-"""Marks recorded for a text in addition to its words."""
+"""Marks that are stored for a text in addition to its words."""
 
 
 def plain(text: str) -> str:
-    """The text for comparison: one width, one case, no accents."""
+    """Normalise a text for comparison: one width, one case, no accents."""
     if text.isascii():
         return text.lower()
     text = unicodedata.normalize("NFKC", text).casefold()
@@ -171,14 +171,14 @@ def plain(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _unaccented(sign: str) -> str:
-    if sign < "\u00c0" or sign > "\u1eff":  # kana and Hangul must not fall apart
+    if sign < "\u00c0" or sign > "\u1eff":  # kana and Hangul must not be decomposed
         return sign
     parts = unicodedata.normalize("NFD", sign)
     return "".join(part for part in parts if not unicodedata.combining(part)) or sign
 
 
 def words_of(text: str) -> list[str]:
-    """A text's distinct words, in order; in scripts without spaces, characters and pairs."""
+    """Return a text's distinct words, in order; in scripts without spaces, characters and pairs."""
     return list(dict.fromkeys(_words(_THOUSANDS.sub("", plain(text)))))
 
 
@@ -198,13 +198,13 @@ def _words(text: str) -> Iterator[str]:
 
 
 def pairs_of(run: str) -> list[str]:
-    """All pairs of adjacent characters."""
+    """Return all pairs of adjacent characters."""
     return [run[i : i + 2] for i in range(len(run) - 1)]
 
 
 @lru_cache(maxsize=16_384)
 def _forms(word: str) -> tuple[str, ...]:
-    """The base forms of a word, without clitics attached by an apostrophe."""
+    """Return the base forms of a word, without clitics attached by an apostrophe."""
     parts = re.split("['\u2019]", word)
     if len(parts) > 1:
         parts = [part for part in parts if len(part) > 1 and part not in _CLITICS]
@@ -218,7 +218,7 @@ def _one_form(word: str) -> str:
 
 
 def marks_of(text: str) -> int:
-    """The marks of a text: whether it mentions a time or an amount, or only asks."""
+    """Return a text's marks: if it mentions a time or an amount, or only asks a question."""
     text = plain(text)
     marks = TELLS_TIME if _TIME.search(text) else 0
     marks |= TELLS_AMOUNT if _AMOUNT.search(text) else 0
@@ -226,23 +226,23 @@ def marks_of(text: str) -> int:
 
 
 def _only_asks(text: str) -> bool:
-    """Whether a text contains only questions, apart from a word or two."""
+    """Return True if a text contains only questions, apart from a word or two."""
     if "?" not in text:
         return False
     told = (part for part in _SENTENCE.findall(text) if "?" not in part)
-    return not any(len(part.split()) > 3 or len(words_of(part)) > 8 for part in told)  # noqa: PLR2004 - a greeting is shorter
+    return not any(len(part.split()) > 3 or len(words_of(part)) > 8 for part in told)  # noqa: PLR2004 - greetings are shorter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """What to search for."""
+    """A parsed search query."""
 
     words: dict[str, float]
     """The weight of each word."""
     names: frozenset[str]
-    """All words of the query, any of which may name a speaker."""
+    """All words of the query, any of which may be a speaker's name."""
     wants: int = 0
-    """What an answer should contain: `TELLS_TIME`, `TELLS_AMOUNT`."""
+    """The marks that an answer should have: `TELLS_TIME`, `TELLS_AMOUNT`."""
     month: int = 0
     year: int = 0
     roles: frozenset[str] = frozenset()
@@ -250,7 +250,7 @@ class Query:
 
     @classmethod
     def of(cls, text: str) -> Query:
-        """Parse a question or some words."""
+        """Parse a question or a list of words."""
         text = _THOUSANDS.sub("", plain(text))
         every = list(dict.fromkeys(_words(text)))
         counted = dict(list(_counted(text).items())[:MOST_WORDS])
@@ -267,7 +267,7 @@ class Query:
 
 
 def _counted(text: str) -> dict[str, float]:
-    """The words worth searching for."""
+    """Return the words worth searching for, with their weights."""
     found: dict[str, float] = {}
     for run, numbers, word in _PIECE.findall(_PHRASE.sub(" ", text)):
         if run:
@@ -279,7 +279,7 @@ def _counted(text: str) -> dict[str, float]:
 
 
 def _signs(run: str) -> Iterator[tuple[str, float]]:
-    """Weigh pairs most, single characters a little, and grammatical ones hardly at all."""
+    """Weigh pairs most, single characters a little, and grammatical characters hardly at all."""
     for pair in pairs_of(run):
         served = sum(sign in FUNCTION_SIGNS for sign in pair)
         yield pair, (1.0, 0.35, 0.1)[served] if not _HIRAGANA.fullmatch(pair) else 0.3

@@ -1,4 +1,4 @@
-"""Whole sessions checked, or copied to another store: each verified, and none copied twice."""
+"""Check whole sessions, or copy them to another store; each copy is verified."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Copied:
 
     copied: int = 0
     same: int = 0
-    """Sessions that were already there, and identical."""
+    """Sessions that the target already had, with identical content."""
     entries: int = 0
-    """The entries in all of these sessions."""
+    """The number of entries in all these sessions."""
     keys: int = 0
     left_out: int = 0
-    """Sessions that can't be read, here or there."""
+    """Sessions that can't be read in the source or in the target."""
 
 
 Tell = Callable[[str, Copied], None]
-"""Called for each session that has been dealt with."""
+"""Called after each session that was processed."""
 Warn = Callable[[str, str], None]
-"""Called for each damaged session, with what is wrong."""
+"""Called for each damaged session with a description of the damage."""
 
 
 async def copy(
@@ -47,18 +47,17 @@ async def copy(
     tell: Tell = lambda *_: None,
     warn: Warn = lambda *_: None,
 ) -> Copied:
-    """Copy every session and key, except those that are already there and identical.
+    """Copy every session and key, except those that the target has with identical content.
 
-    Logins to the page are not copied: people log in again where they are served from now on.
-    An unreadable session is skipped; of a partly readable one, the readable part is copied.
-    A damaged one in the target stays as it is, unless `replace`. If interrupted, the same call
-    resumes it. Raises `SessionDiffers` unless `replace`, and `StoreError` for a session that isn't
-    the same after it was written.
+    Logins to the web page are not copied, so people log in again. An unreadable session is skipped;
+    of a partly readable one, the readable part is copied. A damaged session in the target is kept
+    unless `replace`. If interrupted, the same call resumes the copy. Raise `SessionDiffers` unless
+    `replace`, and `StoreError` for a session that differs after it was written.
     """
     done = Copied()
-    # All names first: what is written meanwhile must not move the pages under our feet.
+    # List all names first, because sessions written meanwhile would shift the pages.
     names = await names_to_copy(source)
-    if (record := source.sealing.record) is not None:  # chats whose key has a digest go on
+    if (record := source.sealing.record) is not None:  # chats whose key is a digest continue
         target.sealing.inherited = record.secret
     for name in names:
         try:
@@ -78,18 +77,18 @@ async def copy(
 
 
 async def names_to_copy(source: DatabaseStore) -> list[str]:
-    """The sessions that `copy` looks at."""
+    """Return the ids of the sessions that `copy` processes."""
     return [name async for name in source.names() if name != LOGINS]
 
 
 async def taken(source: DatabaseStore, name: str) -> StoredSnapshot | str:
-    """The whole session, or why it can't be read; raises if nothing can be read any more."""
+    """Return a session, or the reason why it can't be read; raise if the store itself fails."""
     try:
         return await source.snapshot(name)
     except SessionDamaged as damaged:
         return damaged.what
     except StoreError as error:
-        await source.bound("")  # raises where it is not this session, but the store that fails
+        await source.bound("")  # raises if the store fails, not just this session
         return str(error)
 
 
@@ -101,11 +100,11 @@ async def _copy_one(
     if isinstance(theirs, StoredSnapshot) and digest(theirs) == digest(snapshot):
         done.same += 1
     elif theirs is None or may_replace:
-        if isinstance(theirs, str):  # what can't be read can't be written over everywhere
+        if isinstance(theirs, str):  # not every store can overwrite unreadable data
             await target.delete(name)
         await target.restore(snapshot, replace=may_replace)
         if damage := await _verify(target, name, snapshot):
-            warn(name, f"it can't be read in the target, where it was copied to: {damage}")
+            warn(name, f"the copy in the target can't be read: {damage}")
             done.left_out += 1
             return
         done.copied += 1
@@ -119,7 +118,7 @@ async def _copy_one(
 
 
 async def _theirs(target: DatabaseStore, name: str) -> StoredSnapshot | str | None:
-    """What the target has under this name, or why that can't be read."""
+    """Return the target's session of this name, the reason why it can't be read, or None."""
     try:
         return await taken(target, name)
     except SessionNotFound:
@@ -127,14 +126,14 @@ async def _theirs(target: DatabaseStore, name: str) -> StoredSnapshot | str | No
 
 
 def _damage(theirs: StoredSnapshot | str) -> str:
-    """What is wrong with it; "" if nothing is."""
+    """Describe a session's damage; "" if there is none."""
     problems = [theirs] if isinstance(theirs, str) else list(problems_of(theirs))
-    more = f", and {len(problems) - 1} problems more" if problems[1:] else ""
+    more = f", and {len(problems) - 1} more problems" if problems[1:] else ""
     return f"{problems[0]}{more}" if problems else ""
 
 
 async def _verify(target: DatabaseStore, name: str, snapshot: StoredSnapshot) -> str:
-    """What can't be read of what was just written; "" if it is the same."""
+    """Describe what can't be read of a session just written; "" if it equals the original."""
     written = await taken(target, name)
     if isinstance(written, str):
         return written
@@ -149,9 +148,9 @@ async def _verify(target: DatabaseStore, name: str, snapshot: StoredSnapshot) ->
 async def seal_all(
     store: DatabaseStore, *, tell: Tell = lambda *_: None, warn: Warn = lambda *_: None
 ) -> Copied:
-    """Seal every session with the first key, and note it once nothing else is left.
+    """Encrypt every session with the first key, and record when nothing else is left.
 
-    If interrupted, the same call resumes it. What can't be read stays as it is.
+    If interrupted, the same call resumes the work. Data that can't be read is left unchanged.
     """
     done = Copied()
     for name in [name async for name in store.names()]:
@@ -185,7 +184,7 @@ HEARD_AT_ONCE = 500
 
 
 async def _copy_heard(source: DatabaseStore, target: DatabaseStore) -> None:
-    """Prevent messages answered here from being answered again there."""
+    """Keep messages answered in the source from being answered again in the target."""
     page: list[HeardMessage] = []
     async for message in source.heard():
         page.append(message)
@@ -196,7 +195,7 @@ async def _copy_heard(source: DatabaseStore, target: DatabaseStore) -> None:
 
 
 def digest(snapshot: StoredSnapshot) -> str:
-    """A short text that snapshots with the same content share, wherever they come from."""
+    """Return a short text that is the same for snapshots with the same content, from any store."""
     said = hashlib.sha256()
     head = {name: value for name, value in snapshot.head.items() if name != COMMIT_ID}
     for part in (head, snapshot.sections, *(_told(e) for e in snapshot.entries)):
@@ -218,7 +217,7 @@ class Checked:
 
 
 async def check(store: DatabaseStore) -> AsyncIterator[Checked]:
-    """Check every session in full, without changing anything."""
+    """Check every session completely, without changing anything."""
     for name in [name async for name in store.names()]:
         try:
             found = await taken(store, name)
@@ -229,13 +228,13 @@ async def check(store: DatabaseStore) -> AsyncIterator[Checked]:
 
 
 def problems_of(snapshot: StoredSnapshot) -> Iterator[str]:
-    """Everything in it that is unreadable or inconsistent."""
+    """Yield a description of everything in a session that is unreadable or inconsistent."""
     yield from snapshot.unreadable
     if "updated_at" not in snapshot.head:
         yield "its head is missing"
     try:
         snapshot.to_session(utc_now)
-        # What its values are is settled: now whether they agree.
+        # The values are valid: now check that they agree.
         yield from _in_numbers(snapshot)
         yield from _in_head(snapshot)
     except SessionDamaged as damaged:
@@ -258,8 +257,8 @@ def _in_head(snapshot: StoredSnapshot) -> Iterator[str]:
     head = snapshot.head
     last = int(head.get("last", 0))
     if int(head.get("covered", 0)) > last:
-        yield f"the summary stands for entries up to {head['covered']}, and there are {last}"
+        yield f"the summary covers entries up to {head['covered']}, but there are only {last}"
     if window_start(head) > last + 1:
-        yield f"the window begins at {window_start(head)}, and there are {last} entries"
+        yield f"the window begins at {window_start(head)}, but there are only {last} entries"
     if int(head.get("awaiting", 0)) > last:
-        yield f"entry {head['awaiting']} awaits an answer, and there are {last}"
+        yield f"entry {head['awaiting']} awaits an answer, but there are only {last} entries"

@@ -1,4 +1,4 @@
-"""The seam below a store: what a database must do to keep sessions."""
+"""The interface below a store: what a database must do to keep sessions."""
 
 from __future__ import annotations
 
@@ -29,46 +29,46 @@ from nanoloop.stores.snapshot import (
 
 NODE_SECONDS = defaults.NODE_SECONDS
 FORGET_NODE_SECONDS = 3600.0
-"""After this long without a beat, a process's row is deleted."""
+"""How long after a process's last heartbeat its row is deleted."""
 HEARD_SECONDS = 72 * 3600
-"""How long the id of a message is kept."""
+"""How long message ids are kept."""
 COMMIT_ID = "commit"
-"""The head's field with the random id of the commit that wrote it."""
+"""The head's field for the random id of the commit that wrote it."""
 
 
 def new_commit_id() -> str:
-    """A name that no other commit has; it is no secret.
+    """Generate a name that no other commit has; it is not secret.
 
-    It takes no system call, at which other threads would take the interpreter in every turn.
+    It needs no system call, so it doesn't let other threads interrupt the turn.
     """
     return urlsafe_b64encode(_random.randbytes(8)).decode().rstrip("=")
 
 
-_random = Random()  # noqa: S311 - no secret
+_random = Random()  # noqa: S311 - not secret
 os.register_at_fork(after_in_child=_random.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """What is written at once: the head, the changed sections, the entries."""
+    """The data written in one step: the head, the changed sections, the entries."""
 
     id: str
     revision: int
-    """The revision it is based on; `head["rev"]` is one more."""
+    """The revision that the commit is based on; `head["rev"]` is one more."""
     head: Mapping[str, Any]
     sections: Mapping[str, Any]
     entries: Sequence[Entry]
-    """New entries, with numbers above all existing ones."""
+    """The new entries, with numbers above all existing ones."""
     texts: Sequence[bytes]
-    """The JSON of each new entry, without its number."""
+    """The JSON text of each new entry, without its number."""
     rewritten: Sequence[Entry] = ()
-    """Erased entries, each replacing the entry with its number."""
+    """Erased entries, each of which replaces the entry with its number."""
     erased: frozenset[int] = frozenset()
     """The numbers of all erased entries, including those that can't be read."""
     heard: Sequence[tuple[str, str]] = ()
-    """The chat and id of each message that this commit takes."""
+    """The chat and id of each message that this commit records."""
     grows: int = 0
-    """By how many bytes the session grows."""
+    """How many bytes larger the session becomes."""
 
     @classmethod
     def of(
@@ -80,7 +80,10 @@ class Commit:
         erased: Collection[int] = (),
         shrinks: int = 0,
     ) -> Commit:
-        """These changes, sealed or not; the entries in `rewritten` shrink by `shrinks` bytes."""
+        """Create a commit; its `rewritten` entries shrink by `shrinks` bytes.
+
+        The changes may be encrypted or not.
+        """
         texts = [text_of(entry) for entry in changes.entries]
         return cls(
             id=session_id,
@@ -97,46 +100,46 @@ class Commit:
 
     @property
     def commit_id(self) -> str:
-        """The id by which a writer recognises its own commit, even if the answer got lost."""
+        """The id by which a writer recognises its own commit, even if the reply got lost."""
         return str(self.head[COMMIT_ID])
 
     @property
     def window(self) -> int:
-        """The lowest number that the window shows from now on."""
+        """The lowest number that the window shows after the commit."""
         return window_start(self.head)
 
     @property
     def updated_at(self) -> int:
-        """When the session changed, in microseconds since 1970."""
+        """The time of the session's change, in microseconds since 1970."""
         return micros(from_rfc3339(self.head["updated_at"]))
 
     @property
     def owes(self) -> int:
-        """What the session owes from now on, in an index's form."""
+        """The kind of pending work after the commit, in the form of an index."""
         return owes(self.head)
 
     @property
     def by(self) -> str:
-        """The process that answers there; "" for none."""
+        """The process that answers in the session, or ""."""
         return str(self.head.get("by") or "")
 
     @property
     def expires_at(self) -> int | None:
-        """When the session expires, in microseconds since 1970; None for never."""
+        """The time when the session expires, in microseconds since 1970; None for never."""
         moment = expiry(self.head)
         return None if moment is None else micros(moment)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeardMessage:
-    """A message that was taken."""
+    """A message that was accepted."""
 
     chat: str
-    """The key of the chat it was said in, whichever session that chat had then."""
+    """The key of the message's chat, whichever session the chat had then."""
     id: str
-    """The channel's name for it."""
+    """The channel's id for the message."""
     at: int
-    """When the commit that took it was made, in microseconds since 1970."""
+    """The time of the commit that recorded the message, in microseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,13 +149,13 @@ class StoredSession:
     head: Mapping[str, Any]
     sections: Mapping[str, Any]
     entries: Sequence[Entry] = ()
-    """Oldest first."""
+    """The entries, oldest first."""
     unreadable: Sequence[str] = ()
-    """Which parts of it could not be read, in words."""
+    """Descriptions of the parts that could not be read."""
     size: int = 0
 
     def has_all(self, *, after: int) -> bool:
-        """Whether no entry after this number is missing."""
+        """Return True if no entry after this number is missing."""
         first = self.entries[0].seq if self.entries else int(self.head["last"]) + 1
         return not any(is_visible(self.head, seq) for seq in range(max(0, after) + 1, first))
 
@@ -160,7 +163,10 @@ class StoredSession:
     def glance(
         cls, session_id: str, head: Any, about: Any, size: Any, decode: Decode
     ) -> StoredSession | SessionDamaged:
-        """A session's identity, from its row; a damaged one is returned, so that no list stops."""
+        """Read a session's overview from its row; return the error of a damaged one.
+
+        It is returned rather than raised so that no list stops.
+        """
         try:
             with decoding(session_id):
                 return cls(
@@ -173,130 +179,135 @@ class StoredSession:
 
 
 class Database(Protocol):
-    """Rows of sessions. Each call is atomic, durable when it returns, and raises `StoreError` only.
+    """Rows of sessions. Each call is atomic, durable on return, and raises only `StoreError`.
 
-    It knows nothing about time or seals: the caller has the clock and the key.
+    A database knows nothing about time or encryption: its caller has the clock and the key.
     """
 
     async def insert(self, commit: Commit, *, over: int | None) -> bool:
-        """Create the session, replacing everything of the one at revision `over`.
+        """Create a session, replacing the session at revision `over` completely.
 
-        With None there must be no session with that id; False means that another was first, or an
-        earlier attempt at this one. Raises `AlreadyHeard` like `commit`.
+        If `over` is None, no session with this id may exist. Return False if another writer, or an
+        earlier attempt, was first. Raise `AlreadyHeard` like `commit`.
         """
         ...
 
     async def commit(self, commit: Commit, *, now: int) -> int | None:
-        """Write it all if the session is at `commit.revision` and has not expired before now.
+        """Write everything if the session is at `commit.revision` and has not expired before `now`.
 
-        Returns the revision it was at, or None if there is no session: nothing was written unless
-        that is `commit.revision`, or the head has this commit's id, as on a retry after a lost
-        answer. Only then are its messages checked: raises `AlreadyHeard`, and writes nothing, if
-        one of `commit.heard` was taken before; otherwise all are taken now, at `commit.updated_at`.
-        If two commits take the same message, in any sessions or processes, only one succeeds.
+        Return the revision that the session was at, or None if there is no session. Nothing is
+        written unless this is `commit.revision`; on a retry after a lost reply, the head already
+        has this commit's id. Only then are its messages checked: raise `AlreadyHeard`, writing
+        nothing, if one of `commit.heard` was recorded before; otherwise record them all at
+        `commit.updated_at`. If two commits contain the same message, in any sessions or processes,
+        only one of them succeeds.
         """
         ...
 
     async def head(self, session_id: str) -> Mapping[str, Any] | None:
-        """Its head, or None."""
+        """Return a session's head, or None."""
         ...
 
     async def window(self, session_id: str) -> StoredSession | None:
-        """The session with the entries from its window on; history costs nothing here."""
+        """Return a session with the entries from its window on, however long its history."""
         ...
 
     async def whole(self, session_id: str) -> StoredSession | None:
-        """The session with all entries."""
+        """Return a session with all entries."""
         ...
 
     async def between(
         self, session_id: str, *, after: int, upto: int | None, limit: int | None
     ) -> Sequence[Entry]:
-        """Entries with `after < seq <= upto`, oldest first, at most `limit`."""
+        """Return the entries with `after < seq <= upto`, oldest first, at most `limit`."""
         ...
 
     async def delete(self, session_id: str) -> None:
-        """Remove everything of it; a missing one is fine."""
+        """Remove a session completely; a missing session is ignored."""
         ...
 
     async def delete_expired(self, *, now: int) -> int:
-        """Remove sessions that expired before now; returns how many.
+        """Remove sessions that expired before `now`, and return how many.
 
-        Messages taken more than `HEARD_SECONDS` before now are forgotten too.
+        Also forget messages recorded more than `HEARD_SECONDS` before `now`.
         """
         ...
 
     def glances(self, *, now: int) -> AsyncIterator[StoredSession | SessionDamaged]:
-        """Sessions that have not expired, without entries, last changed first, a page at a time.
+        """Yield unexpired sessions without entries, last changed first, a page at a time.
 
-        Only the section that identifies them is needed.
+        They need only the section that identifies them.
         """
         ...
 
     def names(self) -> AsyncIterator[str]:
-        """The id of every session, expired or not, whatever it looks like inside."""
+        """Yield the id of every session, even if it is expired or damaged."""
         ...
 
     def owing(self, *, now: int, pending: bool) -> AsyncIterator[OwedSession]:
-        """Sessions that have not expired and owe something, including `pending` ones if wanted."""
+        """Yield unexpired sessions with pending work, and those in need of a summary.
+
+        The latter are left out unless `pending` is set.
+        """
         ...
 
     async def beat(self, node: Node) -> Sequence[Node]:
-        """Like `Store.beat`, in one step; a process lives for `NODE_SECONDS` after its last beat.
+        """Like `Store.beat`, in one step; return the processes with their ages.
 
-        A process not heard from for an hour is forgotten.
+        A process counts as alive for `NODE_SECONDS` after a heartbeat, and is forgotten after an
+        hour.
         """
         ...
 
     async def leave(self, node_id: str) -> None:
-        """Forget this process; an unknown one is fine."""
+        """Forget this process; an unknown one is ignored."""
         ...
 
     async def has_heard(self, chat: str, message_id: str) -> bool:
-        """Whether a message with this id was taken there, and isn't forgotten yet."""
+        """Return True if the chat's message with this id was recorded and isn't forgotten yet."""
         ...
 
     def heard(self) -> AsyncIterator[HeardMessage]:
-        """Every message that was taken and isn't forgotten, for another store."""
+        """Yield every recorded message that isn't forgotten, for copying to another store."""
         ...
 
     async def hear(self, messages: Sequence[HeardMessage]) -> None:
-        """Note these messages from another store; those already known stay as they are."""
+        """Record these messages from another store; messages already known stay unchanged."""
         ...
 
     async def bind(self, key: str, session_id: str) -> None:
-        """From now on this key means that session."""
+        """Bind this key to a session from now on."""
         ...
 
     async def bound(self, key: str) -> str | None:
-        """The session bound to this key, or None."""
+        """Return the id of the session bound to this key, or None."""
         ...
 
     def bindings(self) -> AsyncIterator[tuple[str, str]]:
-        """Every key and its session."""
+        """Yield every key and its session's id."""
         ...
 
     async def close(self) -> None:
-        """Close files and connections; closing twice is fine."""
+        """Close files and connections; closing twice is allowed."""
         ...
 
 
 def granted(node: Node, others: Iterable[Node]) -> frozenset[str]:
-    """What it may hold of what it wants: anything that no other living process holds."""
+    """Return the accounts that a process may have: those it wants and no other living one has."""
     living = (other for other in others if other.id != node.id and other.age < NODE_SECONDS)
     return node.holds.difference(*(other.holds for other in living))
 
 
 def micros(moment: datetime) -> int:
-    """A moment as a whole number: microseconds since 1970."""
+    """Return a time as a whole number of microseconds since 1970."""
     return int(moment.timestamp()) * 1_000_000 + moment.microsecond
 
 
 def text_of(entry: Entry) -> bytes:
-    """An entry as a row has it: its JSON, without its number."""
+    """Return an entry in the form of a row: its JSON text, without its number."""
     return encoded(entry.to_dict(), kind="entry")
 
 
 def size_of(entry: Entry) -> int:
-    """The bytes that an entry takes."""
+    """Return the bytes that an entry needs."""
     return len(text_of(entry))

@@ -1,4 +1,4 @@
-"""Which processes are alive, for stores in files on this machine: one small file per process."""
+"""The processes that are alive, for file-based stores: one small file per process."""
 
 from __future__ import annotations
 
@@ -16,37 +16,39 @@ from nanoloop.protocols import Node
 from nanoloop.stores.database import FORGET_NODE_SECONDS, NODE_SECONDS, granted
 
 LOCK_SECONDS = 1.0
-"""How long a beat waits for another's: less than the time between two of them."""
+"""How long a heartbeat waits for another process's; less than the time between two heartbeats."""
 _PAUSE_SECONDS = 0.005
 _SUFFIX = ".json"
 
 
 class NodeFiles:
-    """A folder beside the store; it blocks, so call it in worker threads.
+    """A folder of heartbeat files beside the store. Methods block: call them in worker threads.
 
-    Its cost grows only with the processes of the last hour. It doesn't survive a power loss, as no
-    process does. The clock is the machine's, which all its processes share and nobody sets.
+    The cost grows only with the number of processes in the last hour. The files need not survive a
+    power loss, because no process does. They use the machine's monotonic clock, which all its
+    processes share and nobody can set.
     """
 
     def __init__(self, folder: Path) -> None:
-        """The folder is created by the first beat."""
+        """Create the object; the first heartbeat creates the folder."""
         self._folder = folder
 
     def beat(self, node: Node) -> Sequence[Node]:
-        """Like `Database.beat`; raises OSError."""
+        """Like `Database.beat`; raise OSError if the files can't be written."""
         make_folder(self._folder)
         with self._alone() as is_alone:
             known, now = self._read()
             holds = granted(node, known.values())
             if not is_alone:
-                # Whoever has the lock, and was stopped with it, may be taking what we want.
+                # A suspended process that holds the lock may be about to take an account that we
+                # want.
                 holds &= _held(known.get(node.id))
             known[node.id] = replace(node, holds=holds, age=0.0)
             save_json(self._file(node.id), _dumped(known[node.id], seen=now))
         return list(known.values())
 
     def leave(self, node_id: str) -> None:
-        """Like `Database.leave`; raises OSError."""
+        """Like `Database.leave`; raise OSError if the file can't be deleted."""
         self._file(node_id).unlink(missing_ok=True)
 
     def _file(self, node_id: str) -> Path:
@@ -54,7 +56,7 @@ class NodeFiles:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Whether no other process beats meanwhile; a process that was stopped blocks no other."""
+        """Yield True if no other process writes; don't wait for a suspended process."""
         fd = open_file(self._folder / "lock", os.O_RDWR | os.O_CREAT)
         try:
             yield _is_locked(fd)
@@ -62,13 +64,13 @@ class NodeFiles:
             os.close(fd)
 
     def _read(self) -> tuple[dict[str, Node], float]:
-        """All processes heard from recently, and the time; the files of others are removed."""
+        """Return all recent processes and the time; delete the files of all others."""
         files = list(self._folder.glob(f"*{_SUFFIX}"))
         found = [(file, _loaded(file)) for file in files]
         now = time.monotonic()
         known: dict[str, Node] = {}
         for file, loaded in found:
-            # Seen later than now was before the machine was started again.
+            # A time in the future is from before the machine was restarted.
             if loaded is not None and 0 <= (age := now - loaded[1]) < FORGET_NODE_SECONDS:
                 known[loaded[0].id] = replace(loaded[0], age=age)
             else:
@@ -77,7 +79,7 @@ class NodeFiles:
 
 
 def _is_locked(fd: int) -> bool:
-    """Lock it; False if another process holds it for too long."""
+    """Lock the file, or return False if another process holds the lock for too long."""
     give_up = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -91,7 +93,7 @@ def _is_locked(fd: int) -> bool:
 
 
 def _held(node: Node | None) -> frozenset[str]:
-    """What no other process can have got since."""
+    """Return the accounts that no other process can have taken meanwhile."""
     return node.holds if node is not None and node.age < NODE_SECONDS else frozenset()
 
 
@@ -106,7 +108,7 @@ def _dumped(node: Node, *, seen: float) -> dict[str, object]:
 
 
 def _loaded(file: Path) -> tuple[Node, float] | None:
-    """A process and when it was last heard from; None if the file is gone or isn't ours."""
+    """Return a process and the time of its heartbeat, or None if the file is gone or invalid."""
     try:
         value = json.loads(load_file(file))
         node = Node(

@@ -1,4 +1,4 @@
-"""Sessions that last as long as the process: for tests, demos and short-lived chats."""
+"""Sessions that last as long as the process, for tests, demos and short-lived chats."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from nanoloop.stores.store import DatabaseStore
 
 
 class InMemoryStore(DatabaseStore):
-    """Keeps records, and hands out session objects built from them."""
+    """A store that keeps records in memory, and creates session objects from them."""
 
     def __init__(self, *, clock: Callable[[], datetime] = utc_now) -> None:
         super().__init__(_Memory(), clock=clock)
 
     async def close(self) -> None:
-        """Stop the sweep; the store holds no resources, so it stays usable and nothing is lost."""
+        """Stop the sweep. The store holds no resources, so it stays usable and nothing is lost."""
         self._closed.set()
         self._closed = anyio.Event()
 
@@ -66,11 +66,11 @@ class _Row:
         self.expires_at = commit.expires_at
 
     def has_expired(self, now: int) -> bool:
-        """Whether it expired before `now`."""
+        """Return True if the session expired before `now`."""
         return self.expires_at is not None and self.expires_at < now
 
     def stored(self, after: int | None) -> StoredSession:
-        """The session with the entries after `after`, or without entries."""
+        """Return the session with its entries after a number; None means without entries."""
         entries: Sequence[Entry] = () if after is None else self.between(after, None)
         return StoredSession(
             head=self.head,
@@ -80,7 +80,7 @@ class _Row:
         )
 
     def between(self, after: int, upto: int | None) -> list[Entry]:
-        """Entries with `after < seq <= upto`."""
+        """Return the entries with `after < seq <= upto`."""
         start = bisect_right(self.entries, after, key=_seq)
         stop = None if upto is None else bisect_right(self.entries, upto, key=_seq)
         return self.entries[start:stop]
@@ -91,15 +91,15 @@ def _seq(entry: Entry) -> int:
 
 
 class _Memory:
-    """Rows in a dictionary; each call lets other tasks run, as with any other database."""
+    """Rows in a dictionary; each call lets other tasks run, as with other databases."""
 
     def __init__(self) -> None:
         self._rows: dict[str, _Row] = {}
         self._owing: dict[str, int] = {}
-        """What is owed, for each session that owes something."""
+        """The kind of pending work for each session that has some."""
         self._keys: dict[str, str] = {}
         self._nodes: dict[str, tuple[float, Node]] = {}
-        """When each node was last heard from, by this machine's clock."""
+        """The time of each process's last heartbeat, by this machine's clock, and the process."""
         self._heard: dict[tuple[str, str], int] = {}
 
     async def insert(self, commit: Commit, *, over: int | None) -> bool:
@@ -236,4 +236,4 @@ class _Memory:
             yield item
 
     async def close(self) -> None:
-        """Do nothing: there are no resources to release."""
+        """Do nothing, because there are no resources to release."""

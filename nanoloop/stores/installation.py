@@ -1,6 +1,7 @@
-"""Checks that a data folder's store is the one with its conversations, and wasn't emptied.
+"""Check that a data folder's store contains the folder's conversations, and wasn't emptied.
 
-The folder has an id, and each store that it uses has that id among its keys, as do copies of it.
+The folder has an id, and each store that it uses has this id among its keys, as do copies of the
+store.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from nanoloop.files import read_file, save_json
 from nanoloop.protocols import Store
 
 KEY = "nanoloop:installation"
-"""Bound to the id that was added last; with an id appended, it is bound to that id."""
+"""The key bound to the id added last; with an id appended, a key is bound to that id."""
 
 
 class Installation:
-    """A data folder and the store named in its settings; also an observer of the store."""
+    """A data folder and the store in its settings; also an observer of the store's events."""
 
     def __init__(self, file: Path, *, place: str) -> None:
         self._file = file
@@ -30,14 +31,14 @@ class Installation:
         """The store's location, in human-readable form."""
         self._id = ""
         self._used = ""
-        """Where its conversations were last seen; "" if it has had none."""
+        """The store that the conversations were last seen in; "" if there were none yet."""
         self._is_entered = False
-        """Whether the currently open store has the folder's id."""
+        """True if the open store has the folder's id."""
 
     async def check(self, store: Store) -> None:
-        """Raise `StoreNotOurs` if its conversations were in another store; nothing is written.
+        """Raise `StoreNotOurs` if the conversations were in another store; write nothing.
 
-        Raises `NotReadable` if it is encrypted, and no key fits.
+        Raise `NotReadable` if the store is encrypted and no key fits.
         """
         if (check_seal := getattr(store, "check_seal", None)) is not None:
             await check_seal()
@@ -52,14 +53,14 @@ class Installation:
         if await self._is_known_to(store):
             self._is_entered = True
             return
-        with suppress(OSError):  # a folder that can't be written knows nothing the next time
+        with suppress(OSError):  # a read-only folder can't record the store
             await self.adopt(store)
 
     async def adopt(self, store: Store) -> None:
         """Use this store from now on, whatever was used before, even if others use it too."""
         self._id = self._id or (await _known(self._file))[0] or token_hex(8)
         self._used = ""
-        # The file first: whoever starts beside it then has the same id.
+        # The file first, so that a process starting at the same time uses the same id.
         await wrap(self._save)()
         is_shared = await store.bound(KEY) not in {None, self._id}
         await store.bind(f"{KEY}:{self._id}", self._id)
@@ -69,10 +70,10 @@ class Installation:
             announce(StoreJoined(place=self.place))
 
     def hear(self, event: Event) -> None:
-        """Record where the conversations are once there are any, and when they are set aside."""
+        """Record where the conversations are once some exist, and when they are set aside."""
         if isinstance(event, SessionsCounted) and event.sessions and self._is_entered:
             self._note(self.place)
-        elif isinstance(event, DatabaseSetAside):  # told already; the new file has no id yet
+        elif isinstance(event, DatabaseSetAside):  # already reported; the new file has no id yet
             self._is_entered = False
             self._note("")
 
@@ -90,7 +91,7 @@ class Installation:
 
 
 async def _known(file: Path) -> tuple[str, str]:
-    """The folder's id, and where its conversations were; both "" if they can't be read."""
+    """Return the folder's id and the last place of its conversations; "" and "" if unreadable."""
     try:
         value = json.loads(await read_file(file) or b"")
         return str(value["id"]), str(value["store"])

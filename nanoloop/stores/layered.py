@@ -1,4 +1,4 @@
-"""Memory in front of a database: the most recently used windows, checked by their revision."""
+"""Keep the most recently used windows in memory, checked against the database by revision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nanoloop.stores.store import DatabaseStore
 
 
 class LayeredStore(DatabaseStore):
-    """A write-through store that also holds the windows of this many sessions in memory."""
+    """A write-through store that also keeps the windows of this many sessions in memory."""
 
     def __init__(self, behind: DatabaseStore, *, sessions: int = 1000) -> None:
         super().__init__(
@@ -33,7 +33,7 @@ class LayeredStore(DatabaseStore):
 
 
 class _Layered:
-    """Writes everything through, and rereads a window only if another process has written."""
+    """Writes everything through, and rereads a window only after another process's change."""
 
     def __init__(self, behind: Database, *, limit: int) -> None:
         self._behind = behind
@@ -55,7 +55,8 @@ class _Layered:
         return head is not None and head["rev"] == kept.head["rev"]
 
     async def commit(self, commit: Commit, *, now: int) -> int | None:
-        # Out of the way until it is known what was written; a failure may mean both.
+        # Removed until the result is known; after a failure, the commit may have been written or
+        # not.
         kept = self._windows.pop(commit.id, None)
         stood = await self._behind.commit(commit, now=now)
         if kept is not None and stood == commit.revision == kept.head["rev"]:
@@ -72,7 +73,7 @@ class _Layered:
         self._windows.pop(session_id, None)
         await self._behind.delete(session_id)
 
-    # What goes to the database as it is
+    # Calls passed on unchanged
 
     async def head(self, session_id: str) -> Mapping[str, Any] | None:
         return await self._behind.head(session_id)
@@ -130,7 +131,7 @@ class _Layered:
 
 
 def _advanced(kept: StoredSession, commit: Commit) -> StoredSession | None:
-    """The window after that commit; None if it begins before what is kept, or had an erasure."""
+    """Return the window after a commit, or None if the window must be read again."""
     if commit.rewritten or commit.window < window_start(kept.head):
         return None
     entries = [*kept.entries, *commit.entries]

@@ -1,4 +1,4 @@
-"""One URL chooses where sessions are kept; a database's library is loaded only if it is chosen."""
+"""Open the store that a URL names; a database's library is imported only if needed."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from nanoloop.stores.place import parts, path_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What a store is opened with, regardless of where it is."""
+    """The settings for opening a store, wherever it is."""
 
     data: Path
     durability: Literal["flush", "fsync"] = "flush"
     seal: Seal | None = None
     timeout_seconds: float = defaults.STORE_TIMEOUT_SECONDS
-    """How long to keep trying a server that does not answer."""
+    """How long to retry a server that does not answer."""
     read_only: bool = False
 
     def open(self, url: str) -> Store:
-        """The store that this URL names; nothing is touched until it is used."""
+        """Create the store for this URL; nothing is read or written before its first use."""
         kind, _ = parts(url)
         make = _OPENERS.get(kind) or plugins.load("stores", kind).make
         made: Store = make(self, url)
         return made
 
     def at(self, url: str) -> Path:
-        """The path that a URL means."""
+        """Return the path in a URL."""
         path = path_of(url, self.data)
-        assert path is not None  # noqa: S101 - asked for only where it names one
+        assert path is not None  # noqa: S101 - called only for URLs with a path
         return path
 
     @property
@@ -46,7 +46,7 @@ class Opening:
 
 
 def _memory(_how: Opening, _url: str) -> Store:
-    from nanoloop.stores.in_memory import InMemoryStore  # noqa: PLC0415 - only what is asked for
+    from nanoloop.stores.in_memory import InMemoryStore  # noqa: PLC0415 - imported only if used
 
     return InMemoryStore()
 

@@ -1,4 +1,4 @@
-"""A store's URL: which kind of store it means, and where that is."""
+"""Read a store's URL: its kind and its place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nanoloop import plugins
 
 FORMS = "memory:, jsonl:FOLDER, sqlite:FILE, redis://… or postgresql://…"
 FOLDER, FILE = "sessions", "sessions.sqlite"
-"""Where `jsonl:` and `sqlite:` keep sessions in the data folder when they name no place."""
+"""The default names for `jsonl:` and `sqlite:` in the data folder."""
 _PATHS = {"jsonl", "sqlite"}
 _SERVERS = {
     *("redis", "rediss", "unix", "redis+cluster", "rediss+cluster"),
@@ -18,7 +18,7 @@ _SERVERS = {
 
 
 def parts(url: str) -> tuple[str, str]:
-    """The kind of store and its place; raises ValueError if it isn't a store's URL."""
+    """Split a store's URL into its kind and place; raise ValueError if it is not valid."""
     kind, colon, place = url.partition(":")
     is_whole = re.match(r"//[^/]|///.", place) is not None
     is_path = kind in _PATHS and bool(colon)
@@ -29,19 +29,19 @@ def parts(url: str) -> tuple[str, str]:
 
 
 def path_of(url: str, data: Path) -> Path | None:
-    """The file or folder that it names; None if sessions are in neither."""
+    """Return the file or folder in a store's URL, or None for other kinds of stores."""
     kind, place = parts(url)
     if kind not in _PATHS:
         return None
     return Path(place).expanduser() if place else data / (FOLDER if kind == "jsonl" else FILE)
 
 
-# Strict: of a URL whose password has an @, ? or / unescaped, a part would pass for its host.
+# Strict, because if a password contains an unescaped @, ? or /, part of it would pass for the host.
 _WHERE = re.compile(r"//(?:[^@/?#]*@)?(?P<where>[^@?#]*)(?:\?[^@]*)?")
 
 
 def shown(url: str, data: Path) -> str:
-    """Where that is, for people: a path, or a server without its user, password and options."""
+    """Return a store's place for people: a path, or a server without user, password and options."""
     kind, place = parts(url)
     if kind == "memory":
         return kind
@@ -50,12 +50,12 @@ def shown(url: str, data: Path) -> str:
 
 
 def store_url(url: str) -> str:
-    """The URL itself; raises ValueError like `parts`."""
+    """Return the URL; raise ValueError like `parts`."""
     parts(url)
     return url
 
 
 def default_url(data: Path) -> str:
-    """Where a data folder's sessions are: in files if it has any, else in one database."""
+    """Return the default store of a data folder: its files if it has any, else a database."""
     has_files = next((data / FOLDER).glob("*.jsonl"), None) is not None
     return "jsonl:" if has_files and not (data / FILE).exists() else "sqlite:"

@@ -1,6 +1,6 @@
 """Sessions in PostgreSQL, shared by any number of processes.
 
-Each call is a single statement, except for rare ones.
+Nearly every call is a single statement.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ Arguments = tuple[Any, ...]
 _PAGE = 500
 _EXPIRED_PAGE = 100
 _NONE = 1 << 62
-"""A number above every entry's: there are no entries from there on."""
+"""A number above all entries' numbers."""
 
 
 class PostgresStore(DatabaseStore):
-    """Sessions in the tables of one schema, which are created if they don't exist."""
+    """A store in the tables of one schema, which are created if they don't exist."""
 
     def __init__(
         self,
@@ -77,7 +77,10 @@ class PostgresStore(DatabaseStore):
         pool_size: int = 10,
         timeout_seconds: float = defaults.STORE_TIMEOUT_SECONDS,
     ) -> None:
-        """Use at most `pool_size` connections; no call takes longer than `timeout_seconds`."""
+        """Create the store; no call takes longer than `timeout_seconds`.
+
+        At most `pool_size` connections are open at a time.
+        """
         self._tables = _Tables(
             url,
             schema=schema_name(schema),
@@ -87,7 +90,7 @@ class PostgresStore(DatabaseStore):
         super().__init__(self._tables, clock=clock, seal=seal)
 
     async def migrate(self) -> str:
-        """Create the tables, or bring older ones up to date; returns what was done."""
+        """Create the tables or upgrade older ones; return what was done."""
         return await self._tables.migrate()
 
 
@@ -139,7 +142,7 @@ class _Tables:
         return await self._taking(commit, work)
 
     async def _taking(self, commit: Commit, work: Work[T]) -> T:
-        """Do this work; raises `AlreadyHeard` if that is why it failed."""
+        """Do this work; raise `AlreadyHeard` if a message was recorded before."""
 
         async def tried(server: Connection) -> tuple[T, ...]:
             try:
@@ -147,7 +150,7 @@ class _Tables:
             except FAILURES as error:
                 if getattr(error, "constraint_name", None) != HEARD_KEY:
                     raise
-                return ()  # and the connection is as good as before
+                return ()  # the connection is still usable
 
         done = await self._connections.run(tried)
         if not done:
@@ -193,7 +196,7 @@ class _Tables:
         name = plain(session_id)
 
         async def work(server: Connection) -> tuple[Any, Any]:
-            # One view of both; and in rows, for an array has its limit.
+            # Both from one snapshot; entries as rows, because an array has a size limit.
             async with server.transaction(isolation="repeatable_read", readonly=True):
                 row = await server.fetchrow(self._sql.window, name, _NONE)
                 return row, await server.fetch(self._sql.between, name, 0, _NONE, None)
@@ -215,7 +218,7 @@ class _Tables:
             yield unplain(row["id"])
 
     async def glances(self, *, now: int) -> AsyncIterator[StoredSession | SessionDamaged]:
-        # All of them first: the order moves with every commit, and none may slip through.
+        # All numbers first, because each commit changes the order, and no session may be missed.
         newest = await self._connections.run(lambda s: s.fetch(self._sql.newest, as_time(now)))
         numbers = [row["number"] for row in newest]
         for start in range(0, len(numbers), _PAGE):
@@ -317,7 +320,7 @@ class _Tables:
 
 
 def _digest(key: str) -> bytes:
-    """A digest that fits into an index, however long the key is."""
+    """Return a digest that fits into an index, however long the key is."""
     return sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -360,12 +363,12 @@ SELECT number FROM mine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statements:
-    """The SQL statements, each with the schema's name filled in."""
+    """The SQL statements, with the schema's name filled in."""
 
     delete_over: str = "DELETE FROM {schema}.session WHERE id = $1 AND rev = $2"
     insert: str = f"{_MADE}{_CONTENTS}"
     commit: str = f"{_ADVANCED}{_CONTENTS}"
-    """Both return None, having written nothing, if the session was not ours to write."""
+    """Both return None, having written nothing, if the session is not at the expected revision."""
     rewrite: str = """
 UPDATE {schema}.entry SET content = new.content
 FROM unnest($2::bigint[], $3::json[]) AS new (seq, content)
@@ -391,7 +394,7 @@ LATERAL (
 ) AS shown
 WHERE id = $1
 """
-    """Flat, so that the range of entries is bounded however the server plans the query."""
+    """Flat, so that the range of entries is bounded, however the server plans the query."""
     between: str = """
 SELECT seq, content FROM {schema}.entry
 WHERE session = (SELECT number FROM {schema}.session WHERE id = $1)
@@ -459,7 +462,7 @@ SELECT digest, key, session FROM {schema}.binding WHERE digest > $1 ORDER BY dig
 
     @classmethod
     def of(cls, schema: str) -> Statements:
-        """All statements, for the tables in this schema."""
+        """Return all statements for the tables in this schema."""
         texts = {field.name: str(field.default) for field in fields(cls)}
         return cls(**{name: text.format(schema=schema) for name, text in texts.items()})
 
@@ -468,12 +471,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def as_time(micros: int) -> datetime:
-    """Microseconds since 1970 as a time."""
+    """Convert microseconds since 1970 to a time."""
     return _EPOCH + timedelta(microseconds=micros)
 
 
 def commit_arguments(commit: Commit) -> tuple[Any, ...]:
-    """The arguments of the statements that write a session, in order."""
+    """Return the arguments for the statements that write a session, in order."""
     heard = [(plain(chat), plain(name)) for chat, name in commit.heard]
     return (
         plain(commit.id),
@@ -496,7 +499,7 @@ def commit_arguments(commit: Commit) -> tuple[Any, ...]:
 
 
 def rewritten(commit: Commit) -> tuple[Any, ...]:
-    """The arguments of the statement that erases."""
+    """Return the arguments for the statement that erases entries."""
     entries = commit.rewritten
     return (
         plain(commit.id),
@@ -506,7 +509,7 @@ def rewritten(commit: Commit) -> tuple[Any, ...]:
 
 
 def stored(session_id: str, row: Record, entries: Iterable[Record] | None = None) -> StoredSession:
-    """A session from a row of `window`; its entries may come from rows of their own."""
+    """Read a session from a row of `window`; its entries may come from separate rows."""
     pairs = zip(row["seqs"] or (), row["contents"] or (), strict=True)
     sections = zip(row["names"] or (), row["values"] or (), strict=True)
     return StoredSession(
@@ -520,22 +523,22 @@ def stored(session_id: str, row: Record, entries: Iterable[Record] | None = None
 
 
 def glance(row: Record) -> StoredSession | SessionDamaged:
-    """A session from a row of `glances`."""
+    """Read a session's overview from a row of `glances`."""
     return StoredSession.glance(
         unplain(row["id"]), row["head"], row["value"], row["size"], from_json
     )
 
 
 def entries_from(session_id: str, rows: Iterable[Record]) -> list[Entry]:
-    """Entries from rows of `between`."""
+    """Read entries from rows of `between`."""
     pairs = ((row["seq"], row["content"]) for row in rows)
     return entries_of(session_id, pairs, from_json)
 
 
 def as_json(text: bytes) -> str:
-    """A value as a row holds it: JSON as it was written.
+    """Return a value in the form of a row: JSON text as it was written.
 
-    If it contains Infinity or NaN, which are not valid JSON, its text becomes a JSON string.
+    Text with Infinity or NaN, which are not valid JSON, is wrapped in a JSON string.
     """
     is_odd = (b"Infinity" in text or b"NaN" in text) and not _is_json(text)
     return json.dumps(text.decode()) if is_odd else text.decode()

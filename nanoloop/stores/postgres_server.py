@@ -1,4 +1,4 @@
-"""A PostgreSQL server: connections to it, and the tables that hold the sessions."""
+"""Connections to a PostgreSQL server, and the tables for the sessions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ try:
         PostgresError,
         connect,
     )
-except ModuleNotFoundError as missing:  # said here: no other file imports it
+except ModuleNotFoundError as missing:  # reported here, the only import
     raise SettingsError(
         f"sessions in PostgreSQL need the package asyncpg: {how_to_install('postgres')}"
     ) from missing
@@ -41,7 +41,7 @@ T = TypeVar("T")
 Work = Callable[[Connection], Awaitable[T]]
 
 PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Pauses between tries; a server that is restarting is usually back by then."""
+"""The pauses between attempts; a restarting server is usually back by then."""
 _CLOSE_SECONDS = 2.0
 _OURS = """
 SELECT set_config('statement_timeout', $1, false), set_config(
@@ -51,7 +51,7 @@ SELECT set_config('statement_timeout', $1, false), set_config(
 
 
 class Connections:
-    """A limited number of connections per event loop: each can be used only in its own loop."""
+    """A limited number of connections per event loop, since each works only in its own loop."""
 
     def __init__(
         self,
@@ -68,9 +68,9 @@ class Connections:
         self._pools: dict[AbstractEventLoop, _Pool] = {}
 
     async def run(self, work: Work[T]) -> T:
-        """Do this with a connection, and retry if that may help; it may have been done before.
+        """Do this work with a connection, retrying even if it may already have been done.
 
-        Raises `StoreError`, at the latest when the time is up.
+        Raise `StoreError`, at the latest after the timeout.
         """
         try:
             with anyio.fail_after(self._timeout):
@@ -93,7 +93,7 @@ class Connections:
             return await work(connection)
 
     async def alone(self, work: Work[T]) -> T:
-        """Do this once, however long it takes, with a connection that is not prepared."""
+        """Do this work once, without a timeout, on a connection that has not been prepared."""
         try:
             connection = await self._opened()
             try:
@@ -114,7 +114,8 @@ class Connections:
     async def _connect(self) -> Connection:
         connection = await self._opened()
         try:
-            # On the server too: what nobody waits for any more must not wait for a lock for ever.
+            # Also on the server, so that a statement nobody waits for can't wait forever for a
+            # lock.
             await connection.execute(_OURS, f"{round(self._timeout * 1000)}ms")
             await self._prepare(connection)
         except BaseException:
@@ -126,11 +127,11 @@ class Connections:
         try:
             return await connect(self._url, timeout=self._timeout)
         except ValueError as error:
-            # Not `from error`: its words may be a part of the password.
+            # Not `from error`, because its text may contain part of the password.
             raise failure(error, self._url, self._timeout) from None
 
     async def close(self) -> None:
-        """Close all connections, each in its own loop."""
+        """Close all connections, each in its own event loop."""
         here = asyncio.get_running_loop()
         while self._pools:
             loop, pool = self._pools.popitem()
@@ -151,7 +152,7 @@ class _Pool:
         self.life = self._live()
 
     async def _live(self) -> AsyncGenerator[None]:
-        """Close the pool with its loop, which closes generators, even if the store stays open."""
+        """Close the pool together with its event loop, even if the store stays open."""
         try:
             yield
         finally:
@@ -159,7 +160,7 @@ class _Pool:
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[Connection]:
-        """A connection for exclusive use; after an error it is not used again."""
+        """Yield a connection for exclusive use; after an error it is not used again."""
         async with self._room:
             connection = self._kept() or await self._connect()
             try:
@@ -185,7 +186,7 @@ class _Pool:
         self.end()
 
     def end(self) -> None:
-        """Drop the connections as they are; those in use follow."""
+        """Drop the idle connections without closing them; those in use follow."""
         self._is_closed = True
         while self._idle:
             self._idle.pop().terminate()
@@ -216,7 +217,7 @@ _STATES: Mapping[str, str] = {
     "57P": "{where} is being shut down or started: try again in a moment",
     "54": "{where} can't store something this large: nothing was written",
 }
-"""Error messages by SQLSTATE or its beginning."""
+"""Error messages by SQLSTATE, or by its first characters."""
 _KINDS: Mapping[type[Exception], str] = {
     TimeoutError: "{where} did not answer within {seconds} s: check that it is running and "
     "reachable",
@@ -228,22 +229,23 @@ _KINDS: Mapping[type[Exception], str] = {
 }
 _NOBODY = "nothing answers at {where}: start PostgreSQL there, or correct {setting}"
 _PASSING = ("08", "40", "53300", "57P")
-"""The SQLSTATEs for which a new connection, or a moment's wait, may help."""
+"""The SQLSTATEs that a new connection or a short wait may fix."""
 
 FAILURES = (PostgresError, InterfaceError, InternalClientError, OSError)
-"""What the server, or the way to it, may raise, including an internal error if the server ends a
-connection at the very moment it is used."""
+"""The errors that the server or the connection may raise, including an internal error if the server
+ends a connection while it is being used.
+"""
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether another try may succeed."""
+    """Return True if another attempt may succeed."""
     if isinstance(error, PostgresError):
         return _state(error).startswith(_PASSING)
     return not isinstance(error, (ValueError, gaierror, SSLError))
 
 
 def failure(error: Exception, url: str, timeout_seconds: float) -> StoreError:
-    """One of `FAILURES` as a sentence."""
+    """Convert one of `FAILURES` to a `StoreError` with a sentence."""
     told = _of_the_server(error) if isinstance(error, PostgresError) else _of_the_way(error)
     return StoreError(
         told.format(where=shown(url), seconds=f"{timeout_seconds:g}", setting=_SETTING)
@@ -259,14 +261,14 @@ def _of_the_server(error: PostgresError) -> str:
     for length in (5, 3, 2):
         if state[:length] in _STATES:
             return _STATES[state[:length]]
-    return f"{{where}} rejected it ({type(error).__name__}, {state or 'no code'}): see its log"
+    return f"{{where}} refused this ({type(error).__name__}, {state or 'no code'}): see its log"
 
 
 def _state(error: PostgresError) -> str:
     return error.sqlstate or ""
 
 
-# Strict: of a URL whose password has a # or ? unescaped, a part would pass for its host.
+# Strict, because if a password contains an unescaped # or ?, part of it would pass for the host.
 _URL = re.compile(
     r"(?P<scheme>postgres(?:ql)?)://(?:(?P<user>[^:@/?#]*)(?::[^@/?#]*)?@)?"
     r"(?P<where>[^@/?#]*(?:/[^@?#]*)?)(?:\?[^@]*)?"
@@ -275,7 +277,7 @@ _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
 def shown(url: str) -> str:
-    """The URL without its password and options; nothing if the URL is odd."""
+    """Return the URL without password and options, or just "PostgreSQL" if it is malformed."""
     found = _URL.fullmatch(url)
     if found is None:
         return "PostgreSQL"
@@ -284,7 +286,7 @@ def shown(url: str) -> str:
 
 
 def schema_name(name: str) -> str:
-    """The same name; raises `SettingsError` if it could mean anything else in a statement."""
+    """Return the name; raise `SettingsError` if it is not safe to use in a statement."""
     if not _SCHEMA.fullmatch(name):
         raise SettingsError(
             f"schema is {name!r}: use a-z, 0-9 and _ (a letter or _ first, at most 63 characters)"
@@ -298,7 +300,7 @@ CREATE TABLE {schema}.format (version integer NOT NULL);
 COMMENT ON TABLE {schema}.format IS 'One row: which format these tables have';
 INSERT INTO {schema}.format VALUES (0);
 """
-# Not by to_regclass: that may answer from a cache, as it was before we waited for the lock.
+# Not by to_regclass, which may answer from a cache as of before the lock was taken.
 _HAS_FORMAT = """
 SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = $1 AND tablename = 'format')
 """
@@ -308,24 +310,24 @@ _STOOD = "UPDATE {schema}.format SET version = $1"
 
 
 async def prepare(connection: Connection, schema: str) -> None:
-    """Ensure the tables are as this version knows them; raises `StoreError` if they are newer."""
+    """Make sure the tables have this version's format; raise `StoreError` if theirs is newer."""
     if await _standing(connection, schema) < len(STEPS):
         await migrate(connection, schema)
 
 
 async def migrate(connection: Connection, schema: str) -> str:
-    """Bring the tables up to date, and say what was done; raises like `prepare`."""
+    """Upgrade the tables and return what was done; raise like `prepare`."""
     _check_encoding(connection)
     async with connection.transaction():
         await connection.execute("SET LOCAL statement_timeout = 0")
-        # Until the end of the transaction: who waits here finds it done.
+        # Held until the transaction ends, so that others who wait here find the work done.
         lock = "SELECT pg_advisory_xact_lock(hashtextextended('nanoloop ' || $1, 0))"
         await connection.execute(lock, schema)
         stood = await _standing(connection, schema)
         if stood < len(STEPS):
             await _take_steps(connection, schema, stood)
     if stood == len(STEPS):
-        return f"the tables have format {stood} already"
+        return f"the tables already have format {stood}"
     return (
         f"format {stood} → {len(STEPS)}"
         if stood
@@ -334,7 +336,7 @@ async def migrate(connection: Connection, schema: str) -> str:
 
 
 async def _take_steps(connection: Connection, schema: str, stood: int) -> None:
-    # Asked first: a schema that an administrator made may be used without the right to make one.
+    # Checked first, because an administrator's schema can be used without the right to create one.
     if not await connection.fetchval(_HAS_SCHEMA, schema):
         await connection.execute(f"CREATE SCHEMA {schema}")
     if stood == 0:
@@ -374,7 +376,7 @@ ON CONFLICT DO NOTHING
 
 
 async def _take_over(connection: Connection, schema: str) -> None:
-    """Fill in what is owed in the index, and in the chats what their sessions have heard."""
+    """Add pending work to the index, and the sessions' recorded messages to their chats."""
     ask, owe, hear = (each.format(schema=schema) for each in (_BEFORE, _NOTE_OWED, _NOTE_HEARD))
     newest = await connection.fetchval(_NEWEST.format(schema=schema))
     after, since = 0, newest and newest - timedelta(seconds=HEARD_SECONDS)
@@ -388,7 +390,7 @@ async def _take_over(connection: Connection, schema: str) -> None:
 
 
 def _heard_in(row: Record) -> Iterator[tuple[bytes, str, str, datetime]]:
-    """What a session of an older format has heard, as rows."""
+    """Yield the messages recorded in a session of an older format, as rows."""
     chat = plain(chat_of(unplain(row["id"]), row["about"], from_json))
     noted = [each for name in ("noted", "waiting") for each in noted_in(row[name], from_json)]
     for message_id in dict.fromkeys((*row["heard"], *map(plain, noted))):
@@ -396,12 +398,12 @@ def _heard_in(row: Record) -> Iterator[tuple[bytes, str, str, datetime]]:
 
 
 def digest_of(chat: str, message_id: str) -> bytes:
-    """A digest of both, which are plain, that fits into an index however long they are."""
+    """Return a digest of two plain texts that fits into an index, however long they are."""
     return sha256(f"{len(chat)}:{chat}{message_id}".encode()).digest()
 
 
 def is_plain(text: str) -> bool:
-    """Whether PostgreSQL accepts it as text: no NUL, no half of a surrogate pair."""
+    """Return True if PostgreSQL accepts the text: no NUL, and no half of a surrogate pair."""
     if "\0" in text:
         return False
     try:
@@ -415,24 +417,24 @@ _QUOTE = '"'
 
 
 def plain(text: str) -> str:
-    """Any text in a form that PostgreSQL accepts: unchanged, or in quotes with escapes."""
+    """Return any text in a form that PostgreSQL accepts: unchanged, or quoted with escapes."""
     is_itself = is_plain(text) and not text.startswith(_QUOTE)
     return text if is_itself else json.dumps(text)
 
 
 def unplain(text: str) -> str:
-    """The original text."""
+    """Return the original text."""
     return json.loads(text) if text.startswith(_QUOTE) else text
 
 
 def from_json(text: str) -> Any:
-    """A value as it was written: no stored value is a mere string."""
+    """Decode a stored value; no stored value is a plain string."""
     value = json.loads(text)
     return json.loads(value) if isinstance(value, str) else value
 
 
 async def _standing(connection: Connection, schema: str) -> int:
-    """The format of the tables, or 0 if there are none."""
+    """Return the tables' format, or 0 if there are no tables."""
     if not await connection.fetchval(_HAS_FORMAT, schema):
         return 0
     stood = int(await connection.fetchval(_STANDS.format(schema=schema)))
@@ -583,7 +585,7 @@ END $$;
 COMMENT ON FUNCTION {schema}.readable IS
     'A value to be asked: ? for NUL and for halves of characters, which jsonb has no place for';
 """
-"""Values as `json`, which keeps them as they were written, and no part of them twice."""
+"""Store values as `json`, which keeps them as they were written, and no part of them twice."""
 
 _OWING = """
 -- An older version that is connected finds no place for what it would write: it writes no session
@@ -650,12 +652,12 @@ DROP VIEW {schema}.sessions, {schema}.messages, {schema}.usage;
 ALTER TABLE {schema}.session DROP COLUMN heard;
 ALTER TABLE {schema}.entry DROP COLUMN heard, DROP COLUMN message_id;
 """
-"""What an older version knew about messages in their session, once their chats know it."""
+"""Drop the older format's records of messages, once the chats have them."""
 
 _MESSAGE_ID = "said -> 'metadata' ->> 'message_id'"
 
 HEARD_KEY = "heard_pkey"
-"""The constraint that a message heard before violates."""
+"""The constraint that fails for a message recorded before."""
 
 STEPS = (_FIRST, _AS_WRITTEN + _VIEWS.replace("MESSAGE_ID", "message_id"), _OWING)
-"""Each step is run once, in order; a change to the tables is a new one."""
+"""Each step is run once, in order; to change the tables, add a step."""

@@ -1,10 +1,11 @@
-"""Sessions in Redis 7 or newer, or Valkey: each commit is one request, written whole or not at all.
+"""Sessions in Redis 7 or newer, or Valkey; each commit is one request, written whole or not at all.
 
-A hash holds what each session is, a sorted set its entries. All keys share one prefix, and those of
-one session are on one node of a cluster: it belongs to one of 64 shards, whose number in braces is
-the hash tag of its keys. The shard's lists of sessions have the same tag: they are changed in the
-same step as the session, and can't lag behind it, on one server or in a cluster. What a chat has
-heard is kept on the chat's shard; on one server it is changed in that step too.
+Each session has a hash for its data and a sorted set for its entries. All keys share one prefix. A
+session belongs to one of 64 shards, whose number in braces is the hash tag of its keys, so all keys
+of a session are on one node of a cluster. The shard's lists of sessions have the same tag: they
+change in the same step as the session, on one server and in a cluster, and so are never out of
+date. A chat's recorded messages are kept on the chat's shard; on one server they change in this
+step too.
 """
 
 from __future__ import annotations
@@ -66,13 +67,13 @@ from nanoloop.stores.store import DatabaseStore
 
 T = TypeVar("T")
 GRACE_MS = 3_600_000
-"""How long after its expiry Redis drops a session by itself, if no sweep has done so."""
+"""How long after its expiry Redis drops a session by itself if no sweep has removed it."""
 PAGE, ENTRIES = 200, 2000
-"""Sessions looked at, and entries of a whole history read, in one request."""
+"""How many sessions are listed, and how many entries of a history are read, in one request."""
 
 
 class RedisStore(DatabaseStore):
-    """Sessions in Redis 7 or newer, or Valkey, for any number of processes."""
+    """A store in Redis 7 or newer, or Valkey, for any number of processes."""
 
     def __init__(
         self,
@@ -83,9 +84,9 @@ class RedisStore(DatabaseStore):
         clock: Callable[[], datetime] = utc_now,
         seal: Seal | None = None,
     ) -> None:
-        """No request is made before the first call.
+        """Create the store; no request is made before the first call.
 
-        A call is tried again while the server is away, and fails after `timeout_seconds` in all.
+        A call is retried while the server is unavailable, and fails after `timeout_seconds` in all.
         """
         server = RedisServer(url, timeout_seconds=timeout_seconds)
         super().__init__(_Rows(server, RedisKeys(prefix)), clock=clock, seal=seal)
@@ -143,23 +144,23 @@ class _Rows:
         return str(stood.decode())
 
     def _heard(self, commit: Commit) -> Iterable[tuple[bytes, bytes]]:
-        """What the commit takes, each with the key of the set that it is written to."""
+        """Yield the commit's messages, each with the key of the set to write it to."""
         for chat, name in commit.heard:
             beside = commit.id if self._server.is_cluster else chat
             yield self._keys.heard(beside), _heard_name(chat, name)
 
     def _heard_elsewhere(self, commit: Commit) -> Iterable[tuple[bytes, bytes]]:
-        """What another node of a cluster must know too, because its chat is looked up there.
+        """Yield the messages that another node of a cluster must also record, for lookups by chat.
 
-        It is checked before the commit and written after it: only two simultaneous commits of one
-        chat in two sessions could both take it.
+        They are checked before the commit and written after it. Only two simultaneous commits for
+        one chat in two sessions could both accept the same message.
         """
         for (beside, name), (chat, _) in zip(self._heard(commit), commit.heard, strict=True):
             if self._keys.heard(chat) != beside:
                 yield self._keys.heard(chat), name
 
     def _drops_at(self, commit: Commit) -> Argument:
-        """When Redis drops the session by itself, in milliseconds since 1970; "" for never."""
+        """Return when Redis drops the session by itself, in ms since 1970; "" for never."""
         if commit.expires_at is None or not self._layout.may_expire:
             return ""
         return commit.expires_at // 1000 + GRACE_MS
@@ -195,7 +196,7 @@ class _Rows:
         return stored, past
 
     async def _all(self, session_id: str, past: bytes, *, upto: int) -> list[Entry] | None:
-        """All entries, read without holding up others for long; None if the past was changed."""
+        """Read all entries, page by page to block nobody; None if the past was rewritten."""
         entries: list[Entry] = []
         while True:
             after = entries[-1].seq if entries else 0
@@ -223,7 +224,7 @@ class _Rows:
     async def delete(self, session_id: str) -> None:
         await self._ask(REMOVE(self._keys.of(session_id), as_bytes(session_id), ""))
 
-    # All of them
+    # All sessions
 
     async def delete_expired(self, *, now: int) -> int:
         forgotten = f"({now - HEARD_SECONDS * 1_000_000}"
@@ -357,7 +358,7 @@ def _noting(heard: Iterable[tuple[bytes, bytes]], at: int) -> Iterable[Call]:
 
 
 def _owed(revision: int, expires_at: int | None, by: str) -> bytes:
-    """A session's value in the index of what is owed."""
+    """Return a session's value for the index of pending work."""
     moment = "" if expires_at is None else expires_at
     return f"{revision} {moment} ".encode() + as_bytes(by)
 
@@ -369,12 +370,12 @@ def _node(name: bytes, told: bytes, age: int, holds: Iterable[bytes]) -> Node:
 
 
 async def _names(server: RedisServer, keys: RedisKeys) -> list[str]:
-    """The ids of all sessions, most recently changed first."""
+    """Return the ids of all sessions, most recently changed first."""
     return [name for _, name in await _changed(server, keys)]
 
 
 async def _changed(server: RedisServer, keys: RedisKeys) -> list[tuple[float, str]]:
-    """When each session last changed, in microseconds since 1970, most recent first."""
+    """Return each session with its last change in microseconds since 1970, most recent first."""
     shards = await server.ask(*(NAMES([keys.sessions(shard)]) for shard in range(SHARDS)))
     words = [word for shard in shards for word in shard.decode().split()]
     return sorted(zip(map(float, words[1::2]), words[::2], strict=True), reverse=True)
@@ -387,7 +388,7 @@ def _expired(expiring: bytes, now: int) -> Call:
 def _glanced(
     session_id: str, head: bytes | None, about: bytes | None, size: bytes | None
 ) -> StoredSession | SessionDamaged | None:
-    """A session; None if it was removed while the others were read."""
+    """Return a session's overview, or None if it was removed while the others were read."""
     if head is None:
         return None
     return StoredSession.glance(session_id, head, about, size, json.loads)
@@ -410,56 +411,59 @@ class RedisKeys:
     """The keys under one prefix."""
 
     def __init__(self, prefix: str) -> None:
-        """Raises ValueError if the prefix has characters other than letters, digits and _.:@/-."""
+        """Create the keys; raise ValueError if the prefix has other than allowed characters.
+
+        Letters, digits and _.:@/- are allowed.
+        """
         if not _PREFIX.fullmatch(prefix):
             raise ValueError(f"prefix is {prefix!r}: use letters, digits and _ . : @ / -")
         self._prefix = prefix
         self.format = f"{prefix}:format".encode()
         self.nodes = f"{prefix}:nodes".encode()
-        """Which processes are alive."""
+        """The key of the living processes."""
 
     def of(self, session_id: str) -> tuple[bytes, ...]:
-        """A session's keys: what it is, its entries, and its shard's lists."""
+        """Return a session's keys: its data, its entries, and the lists of its shard."""
         lists = (self.sessions, self.expiring, self.owing, self.behind)
         shard = _shard(as_bytes(session_id))
         own = (self.part(session_id, kind) for kind in (b"session", b"entries"))
         return *own, *(named(shard) for named in lists)
 
     def part(self, session_id: str, kind: bytes) -> bytes:
-        """This session's own key of that kind."""
+        """Return the session's own key of this kind."""
         name = as_bytes(session_id)
         return self._key(_shard(name), kind) + b":" + name
 
     def sessions(self, shard: int) -> bytes:
-        """The names of a shard's sessions, by the time they changed."""
+        """Return the key of a shard's session names, sorted by last change."""
         return self._key(shard, b"sessions")
 
     def expiring(self, shard: int) -> bytes:
-        """The names of those that expire, by the time they do."""
+        """Return the key of a shard's expiring session names, sorted by expiry."""
         return self._key(shard, b"expiring")
 
     def owing(self, shard: int) -> bytes:
-        """Those that owe their chat something, with what the index says about each."""
+        """Return the key of the index of sessions with pending work for their chats."""
         return self._key(shard, b"owing")
 
     def behind(self, shard: int) -> bytes:
-        """Those that owe nothing but a summary, likewise."""
+        """Return the key of the index of sessions that need only a summary."""
         return self._key(shard, b"behind")
 
     def heard(self, name: str) -> bytes:
-        """The messages that chats heard, or that sessions took, on the shard of this name."""
+        """Return the key of the messages recorded for chats or sessions on this name's shard."""
         return self.heard_in(_shard(as_bytes(name)))
 
     def heard_in(self, shard: int) -> bytes:
-        """A shard's messages, by the time they were taken."""
+        """Return the key of a shard's messages, sorted by when they were recorded."""
         return self._key(shard, b"heard")
 
     def bindings(self, shard: int) -> bytes:
-        """Which session each chat's key is bound to."""
+        """Return the key of a shard's chat keys and the sessions bound to them."""
         return self._key(shard, b"bindings")
 
     def binding(self, key: str) -> tuple[bytes, bytes]:
-        """Which of these holds this chat's key, and the field it has there."""
+        """Return the key that holds a chat's binding, and the field inside it."""
         name = as_bytes(key)
         return self.bindings(_shard(name)), name
 
@@ -468,12 +472,12 @@ class RedisKeys:
 
 
 def as_bytes(text: str) -> bytes:
-    """Any text as bytes, even half a surrogate pair."""
+    """Encode any text as bytes, even half of a surrogate pair."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def as_text(name: bytes) -> str:
-    """The bytes as text again; what is none, as after damage, becomes some other text."""
+    """Decode bytes as text; invalid bytes, as after damage, are replaced."""
     try:
         return name.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -485,7 +489,7 @@ def _shard(name: bytes) -> int:
 
 
 async def _take_over(server: RedisServer, keys: RedisKeys) -> None:
-    """Tell the index what is owed, and the chats what sessions of format 1 have heard."""
+    """Add pending work to the index, and the messages of format 1 to their chats."""
     changed = await _changed(server, keys)
     since = changed[0][0] - HEARD_SECONDS * 1_000_000 if changed else 0
     for page in _pages([name for _, name in changed]):
@@ -494,7 +498,8 @@ async def _take_over(server: RedisServer, keys: RedisKeys) -> None:
             rows = await server.ask(*(_former(keys, name) for name in left))
             ids = await server.ask(*(("ZRANGE", keys.part(n, b"seen"), 0, -1) for n in left))
             found = map(_FormerSession, left, rows, ids)
-            # One that has no `rev` is of format 2: another process is first, or has committed.
+            # A session without `rev` already has format 2: another process was first, or has
+            # committed.
             older = [each for each in found if each.rev is not None]
             if heard := [call for each in older if each.at >= since for call in each.notes(keys)]:
                 await server.ask(*heard)
@@ -519,7 +524,7 @@ class _FormerSession:
 
     @property
     def at(self) -> int:
-        """When it last changed, in microseconds since 1970."""
+        """The time of the last change, in microseconds since 1970."""
         with suppress(SessionDamaged):
             return micros(from_rfc3339(self._stored()["updated_at"]))
         return 0
@@ -528,13 +533,13 @@ class _FormerSession:
         return head_of(self.id, self._head, json.loads)
 
     def notes(self, keys: RedisKeys) -> Iterable[Call]:
-        """The calls that record for its chat what this session has heard."""
+        """Return the calls that record this session's messages for its chat."""
         names = [_heard_name(self._chat, each) for each in self._heard]
         places = {keys.heard(self._chat), keys.heard(self.id)}
         return _noting([(place, name) for place in places for name in names], self.at)
 
     def takes(self, keys: RedisKeys) -> Call:
-        """The call that converts it to format 2."""
+        """Return the call that converts the session to format 2."""
         try:
             by = str(self._stored().get("by") or "")
         except SessionDamaged:
@@ -550,11 +555,11 @@ class _FormerSession:
 FORMAT = 2
 Upgrade = Callable[[RedisServer, RedisKeys], Awaitable[None]]
 UPGRADES: Mapping[int, Upgrade] = {1: _take_over}
-"""Upgrades from each older format to the next; two processes may run one at once, or repeat it."""
+"""The upgrades from each older format to the next; they may be run twice, or by two processes."""
 
 
 class Layout:
-    """The layout in Redis, checked once before the first call."""
+    """The layout in Redis, which is checked once before the first call."""
 
     def __init__(self, server: RedisServer, keys: RedisKeys) -> None:
         self._server = server
@@ -562,10 +567,11 @@ class Layout:
         self._is_ready = False
         self._one_at_a_time = anyio.Lock()
         self.may_expire = False
-        """Whether Redis may be told when a session expires: not if it would drop it too early."""
+        """True if Redis may be told when a session expires; False if it could drop one too early.
+        """
 
     async def ready(self) -> None:
-        """Refuse what can't be used, and upgrade an older layout to this one."""
+        """Refuse an unusable server, and upgrade an older layout to this one."""
         if self._is_ready:
             return
         with anyio.CancelScope(shield=True):

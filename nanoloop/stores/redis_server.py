@@ -1,4 +1,4 @@
-"""A Redis server or cluster behind a URL: what it runs atomically, and what its failures mean."""
+"""A Redis server or cluster behind a URL, its atomic scripts, and the sentences for its errors."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 CONNECTIONS = 32
-"""The maximum number of connections; a call that needs another one waits for it."""
+"""The most connections; a call beyond this waits for one."""
 _CLUSTER = "+cluster"
 
 Client = Redis | RedisCluster
 
 
 def client_of(url: str, *, timeout_seconds: float) -> Client:
-    """A client that doesn't connect yet or ever retry; raises `SettingsError` for a wrong URL."""
+    """Create a client that doesn't connect or retry yet; raise `SettingsError` for a wrong URL."""
     options: dict[str, Any] = {
         "protocol": 2,
         "max_connections": CONNECTIONS,
         "socket_timeout": timeout_seconds,
         "socket_connect_timeout": timeout_seconds,
-        "retry": Retry(NoBackoff(), 0),  # whoever asks tries again, and knows when to stop
+        "retry": Retry(NoBackoff(), 0),  # the caller retries, and knows when to stop
     }
     scheme, rest = url.split(":", 1) if ":" in url else ("", "")
     try:
@@ -44,7 +44,7 @@ def client_of(url: str, *, timeout_seconds: float) -> Client:
             return RedisCluster.from_url(f"{scheme.removesuffix(_CLUSTER)}:{rest}", **options)
         pool = BlockingConnectionPool.from_url(url, timeout=timeout_seconds, **options)
         return Redis.from_pool(pool)
-    except ValueError:  # its text may hold the password
+    except ValueError:  # its text may contain the password
         raise SettingsError(
             "store.url is not a Redis URL: write redis://HOST:PORT/0, rediss://…, unix:///PATH or "
             "redis+cluster://HOST:PORT, and write special characters in the password as %XX"
@@ -52,7 +52,7 @@ def client_of(url: str, *, timeout_seconds: float) -> Client:
 
 
 def place_of(url: str) -> str:
-    """The server's address to show people, without the user and the password."""
+    """Return the server's address for people, without user and password."""
     parts = urlsplit(url)
     if not parts.hostname:
         return parts.path
@@ -60,7 +60,7 @@ def place_of(url: str) -> str:
 
 
 async def disconnect_idle(client: Client) -> None:
-    """Close idle connections: the next call reconnects, maybe to another server of that name."""
+    """Close idle connections, so that the next call reconnects, perhaps to another server."""
     if isinstance(client, Redis):
         await client.connection_pool.disconnect(inuse_connections=False)
 
@@ -70,33 +70,36 @@ FAILURES = (exceptions.RedisError, exceptions.RedisClusterException)
 PASSING = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
-    exceptions.ReadOnlyError,  # another server became the primary: it is found by connecting again
+    exceptions.ReadOnlyError,  # another server is the primary: reconnect to find it
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
     exceptions.RedisClusterException,
 )
 OLDEST = 7
 LASTING = (exceptions.AuthenticationError, exceptions.AuthorizationError)
-"""Connection failures that a retry can't fix."""
+"""The connection errors that a retry can't fix."""
 
 
 class RedisServer:
     """A Redis server or cluster behind a URL."""
 
     def __init__(self, url: str, *, timeout_seconds: float) -> None:
-        """`timeout_seconds` limits a call with its retries; each attempt may take a third."""
+        """Create the server; `timeout_seconds` limits a call with all its retries.
+
+        Each attempt may take a third of it.
+        """
         self._timeout_seconds = timeout_seconds
         self._redis = client_of(url, timeout_seconds=timeout_seconds / 3)
         self._where = place_of(url)
 
     async def ask(self, *calls: Call) -> list[Any]:
-        """The answers to these calls, made in one go; raises `StoreError`.
+        """Make these calls in one go and return the answers; raise `StoreError`.
 
-        They may be made twice: after a lost connection, their outcome is unknown.
+        They may be made twice, because their outcome is unknown after a lost connection.
         """
-        with anyio.CancelScope(shield=True):  # bounded; half an answer spoils a connection
+        with anyio.CancelScope(shield=True):  # time-limited; half an answer ruins a connection
             answers = await self._tried(calls)
-        return answers  # noqa: RET504 - as far as types know, the scope may swallow an error
+        return answers  # noqa: RET504 - to mypy, the scope may swallow an error
 
     async def _tried(self, calls: Sequence[Call]) -> list[Any]:
         deadline = anyio.current_time() + self._timeout_seconds
@@ -133,7 +136,7 @@ class RedisServer:
             return [error]
 
     def _sentence(self, error: Exception) -> str:
-        """What is wrong and what to do, without any of what was sent and without a password."""
+        """Return the problem and the next step, without any sent data and without a password."""
         for kind, mark, words in _SENTENCES:
             if isinstance(error, kind) and mark in str(error):
                 return f"Redis at {self._where} {words}"
@@ -142,9 +145,9 @@ class RedisServer:
         return f"Redis at {self._where} failed ({said}): see its log"
 
     async def check(self) -> bool:
-        """Refuse a server that is too old or would forget; returns whether it never drops a key.
+        """Refuse a server that is too old or drops sessions; raise `StoreError`.
 
-        Raises `StoreError`.
+        Return True if the server never drops a key by itself.
         """
         (facts,) = await self.ask(("INFO",))
         version = str(facts.get("redis_version", ""))
@@ -162,11 +165,11 @@ class RedisServer:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether everything that one step changes must be on one node."""
+        """True if the keys changed in one step must all be on one node."""
         return isinstance(self._redis, RedisCluster)
 
     async def close(self) -> None:
-        """Close all connections; closing twice is fine."""
+        """Close all connections; closing twice is allowed."""
         await self._redis.aclose()
 
 
@@ -206,7 +209,7 @@ _SENTENCES: tuple[tuple[type[Exception], str, str], ...] = (
     (exceptions.AskError, "", "is part of a cluster: write redis+cluster://HOST:PORT in store.url"),
     (exceptions.InvalidResponse, "", "is not a Redis server: check store.url"),
 )
-"""An error, what its text contains, and what that means; the first match applies."""
+"""An error's class, a part of its text, and the sentence for it; the first match applies."""
 
 
 def _passes(error: Exception) -> bool:
@@ -215,12 +218,12 @@ def _passes(error: Exception) -> bool:
 
 Argument = str | bytes | int
 Call = tuple[Argument, ...]
-"""One command and its arguments."""
+"""A command and its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Lua script, known to Redis by its digest once it has run there."""
+    """A Lua script, which Redis knows by its digest once the script has run there."""
 
     text: str
     name: str = field(init=False)
@@ -230,7 +233,7 @@ class Script:
         object.__setattr__(self, "name", name)
 
     def __call__(self, keys: Sequence[bytes], *arguments: Argument) -> Call:
-        """The call that runs it by name."""
+        """Return the call that runs the script by its digest."""
         return ("EVALSHA", self.name, len(keys), *keys, *arguments)
 
 
@@ -261,7 +264,7 @@ for line in string.gmatch(added, '[^\\n]+') do
   redis.call('ZADD', entries, string.match(line, '^%d+'), line)
 end
 if now == '' or rewritten ~= '' then
-  redis.call('HSET', session, 'past', token) -- what was read of it before is not true any more
+  redis.call('HSET', session, 'past', token) -- entries read before this are no longer valid
 end
 redis.call('HSET', session, 'expires_at', expires_at, unpack(ARGV, 14))
 redis.call('HDEL', session, 'rev')
@@ -286,10 +289,10 @@ for _, key in ipairs({session, entries}) do
 end
 return rev
 """)
-"""Write a commit; returns the revision that was there, an empty string, or `heard`.
+"""Write a commit; return the revision found, an empty string, or `heard`.
 
-Without `now`, the session is created afresh, replacing the one at `based_on`, if any. Its own keys
-are followed by those with the messages of each chat that it takes one from.
+Without `now`, the session is created, replacing the one at `based_on`, if any. The session's own
+keys are followed by the key of the chat's messages for each message.
 """
 
 READ = Script("""#!lua flags=no-writes
@@ -314,7 +317,7 @@ return {
   table.concat(lines, '\\n'), kept.past,
 }
 """)
-"""A session, with the entries of its window or (`about`) without entries."""
+"""Read a session, with the entries of its window or (`about`) without entries."""
 
 BETWEEN = Script("""#!lua flags=no-writes
 local session, entries = unpack(KEYS)
@@ -322,18 +325,18 @@ local after, upto, limit = unpack(ARGV)
 local lines = redis.call('ZRANGE', entries, '(' .. after, upto, 'BYSCORE', 'LIMIT', 0, limit)
 return {table.concat(lines, '\\n'), redis.call('HGET', session, 'past')}
 """)
-"""Some of a session's entries, and the name of the past that they belong to."""
+"""Read some of a session's entries, and the token of the past that they belong to."""
 
 NAMES = Script("""#!lua flags=no-writes
 return table.concat(redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), ' ')
 """)
-"""The sessions of one shard, each with the time of its last change."""
+"""List a shard's sessions with the times of their last changes."""
 
 REMOVE = Script("""#!lua flags=allow-oom
 local session, entries, sessions, expiring, owing, behind = unpack(KEYS)
 local id, now = unpack(ARGV)
 local expires_at = redis.call('HGET', session, 'expires_at')
--- Where Redis itself was first, only the lists of names still know the session.
+-- If Redis has dropped the session itself, only the lists of names still have it.
 if now ~= '' and expires_at and (tonumber(expires_at) or math.huge) >= tonumber(now) then
   return 0
 end
@@ -343,7 +346,7 @@ redis.call('HDEL', owing, id)
 redis.call('HDEL', behind, id)
 return redis.call('ZREM', sessions, id)
 """)
-"""Remove a session, given `now` only if it expired before that; returns how many were removed."""
+"""Remove a session, with `now` only if it expired before; return how many were removed."""
 
 TAKE_OVER = Script("""#!lua
 local session, seen, owing, behind = unpack(KEYS)
@@ -355,7 +358,7 @@ redis.call('UNLINK', seen)
 if owes ~= '0' then redis.call('HSET', owes == '1' and owing or behind, id, owed) end
 return 1
 """)
-"""Add a session of format 1 to the index; returns 0 if it has changed since."""
+"""Add a session of format 1 to the index; return 0 if it has changed since."""
 
 REBIND = Script("""#!lua
 local key, session, was = unpack(ARGV)
@@ -363,7 +366,7 @@ if (redis.call('HGET', KEYS[1], key) or '') ~= was then return 0 end
 redis.call('HSET', KEYS[1], key, session)
 return 1
 """)
-"""Bind a chat's key if it is bound to `was`, or to nothing if that is empty."""
+"""Bind a chat's key if it is bound to `was`, or unbound for an empty `was`."""
 
 BEAT = Script("""#!lua flags=allow-oom
 local id, told, lives, forgotten_after = unpack(ARGV)
@@ -390,9 +393,9 @@ redis.call('HSET', KEYS[1], id, cjson.encode({seen = now, told = told, holds = h
 table.insert(nodes, {id, told, 0, holds})
 return nodes
 """)
-"""Note that a process is alive, by this server's clock; returns all, with their ages in ms.
+"""Record that a process is alive, by this server's clock; return all with their ages in ms.
 
-This works even when there is no room left for what chats say.
+This works even if the memory has no room left for messages.
 """
 
 _SCRIPTS = (COMMIT, READ, BETWEEN, NAMES, REMOVE, TAKE_OVER, REBIND, BEAT)
@@ -400,6 +403,6 @@ _BY_NAME = {script.name: script for script in _SCRIPTS}
 
 
 def in_full(call: Call) -> Call:
-    """The same call with the script's text, for a Redis that doesn't know it yet."""
+    """Return the call with the script's text, for a Redis that doesn't know the script yet."""
     command, name, *rest = call
     return ("EVAL", _BY_NAME[str(name)].text, *rest) if command == "EVALSHA" else call

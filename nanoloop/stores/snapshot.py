@@ -1,4 +1,4 @@
-"""What a store keeps of a session: its head, sections and entries, checked when they are read."""
+"""A session as stores keep it: head, sections and entries, which are checked when read."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from nanoloop.session.session import Session
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedState:
-    """What belongs to a sealed session: its head says it, under a seal."""
+    """The facts about an encrypted session that its head contains in encrypted form."""
 
     revision: int
     born: str
-    """A random name, another one each time that all of it is written anew."""
+    """A random name, which changes whenever the whole session is written again."""
     parts: Mapping[str, int] = field(default_factory=dict)
-    """At which revision each section was written."""
+    """The revision at which each section was written."""
     gone: tuple[tuple[int, int], ...] = ()
-    """Ranges of the entries that were erased, or were missing when it was sealed."""
+    """The ranges of entries that were erased, or were missing when the session was encrypted."""
     is_whole: bool = False
-    """Whether nothing of it is plain, or sealed by an earlier version."""
+    """True if every part is encrypted in the current form."""
 
     @classmethod
     def of(cls, said: Mapping[str, Any], *, revision: int) -> SealedState:
-        """Read it from a head; raises LookupError, TypeError or ValueError if it is invalid."""
+        """Read the state from a head; raise LookupError, TypeError or ValueError."""
         parts = {str(name): int(number) for name, number in said["parts"].items()}
         gone = tuple((int(first), int(last)) for first, last in said["gone"])
         return cls(
@@ -56,7 +56,7 @@ class SealedState:
         )
 
     def is_gone(self, seq: int) -> bool:
-        """Whether nothing must be left of that entry."""
+        """Return True if nothing may be left of this entry."""
         return any(first <= seq <= last for first, last in self.gone)
 
 
@@ -69,14 +69,14 @@ class StoredSnapshot:
     entries: Sequence[Entry]
     after: int = 0
     unreadable: Sequence[str] = ()
-    """Which parts of it could not be read, in words."""
+    """Descriptions of the parts that could not be read."""
     odd: Sequence[str] = ()
-    """Which of its numbers were invalid."""
+    """The names of the session's numbers that were invalid."""
     state: SealedState | None = None
-    """What its head says under its seal, once that is opened."""
+    """The encrypted state from the head, once it has been decrypted."""
 
     def to_session(self, clock: Callable[[], datetime]) -> Session:
-        """A new session object that shares nothing mutable with any other."""
+        """Create a session object that shares nothing mutable with any other."""
         with decoding(self.name):
             return Session.restored(
                 head=self.head,
@@ -97,7 +97,7 @@ class StoredSnapshot:
         return str(self.sections[ABOUT]["id"])
 
     def to_changes(self) -> Changes:
-        """All of it as one commit, for a store that has none of it."""
+        """Return everything as one commit, for a store that has nothing of the session."""
         return Changes(
             revision=int(self.head["rev"]) - 1,
             entries=tuple(self.entries),
@@ -108,46 +108,47 @@ class StoredSnapshot:
 
 
 def first_revision() -> int:
-    """The revision at which a new session starts to count its commits.
+    """Return the revision at which a new session starts to count its commits.
 
-    It is random: an object of a deleted session must not fit its successor of the same name.
+    It is random, so that an object of a deleted session can't write to a new session of the same
+    name.
     """
     return secrets.randbelow(1 << 31)
 
 
 def window_start(head: Mapping[str, Any]) -> int:
-    """The lowest number that the window shows."""
+    """Return the lowest number that the window shows."""
     shown = [seq for seq in head.get("shown") or () if isinstance(seq, int)]
     start = int(head.get("window", 1))
     return start if head.get("shown") is None else min([*shown, int(head.get("last", 0)) + 1])
 
 
 def pending_start(head: Mapping[str, Any]) -> int:
-    """The lowest number that no summary covers."""
+    """Return the lowest number that no summary covers."""
     return max(int(head.get("covered", 0)), int(head.get("start", 1)) - 1) + 1
 
 
 def is_visible(head: Mapping[str, Any], seq: int) -> bool:
-    """Whether an entry belongs to the present history and was not taken back."""
+    """Return True if an entry belongs to the current history and was not undone."""
     if seq < int(head.get("start", 1)):
         return False
     return not any(first <= seq <= last for first, last in head.get("hidden") or ())
 
 
 def expiry(head: Mapping[str, Any]) -> datetime | None:
-    """The moment after which the session is gone; None for never."""
+    """Return the time after which the session is expired, or None for never."""
     text = head.get("expires_at")
     return from_rfc3339(text) if text else None
 
 
 def has_expired(head: Mapping[str, Any], now: datetime) -> bool:
-    """Whether it has expired, which is strictly after the given moment."""
+    """Return True once the expiry time has passed."""
     moment = expiry(head)
     return moment is not None and now > moment
 
 
 def info_of(head: Mapping[str, Any], about: Mapping[str, Any], *, size: int) -> SessionInfo:
-    """The session at a glance."""
+    """Return the session's overview."""
     return SessionInfo(
         id=about["id"],
         key=about.get("key"),
@@ -172,23 +173,23 @@ OWES_NOTHING, OWES_CHAT, OWES_SUMMARY = 0, 1, 2
 
 
 def owes(head: Mapping[str, Any]) -> int:
-    """What is owed in this session: something to its chat, else a summary, else nothing."""
+    """Return the most urgent kind of pending work in this session, or none."""
     if owes_chat(head):
         return OWES_CHAT
     return OWES_SUMMARY if pending_in(head) else OWES_NOTHING
 
 
 def owes_chat(head: Mapping[str, Any]) -> bool:
-    """Whether a question has no answer, something waits, or an answer isn't sent.
+    """Return True if the session has work for its chat: a question, a waiting message or an answer.
 
-    Or copies of what was erased may be left: whoever answers here removes them.
+    Also return True if copies of erased entries may be left, because the same process removes them.
     """
     is_owed = head.get("awaiting") or head.get("waiting") or head.get("unsent")
     return bool(is_owed or head.get("erasing"))
 
 
 def owed_session(session_id: str, head: Mapping[str, Any]) -> OwedSession:
-    """The session's row in an index of owed work."""
+    """Return the session's row for an index of pending work."""
     return OwedSession(
         id=session_id,
         revision=int(head["rev"]),
@@ -198,7 +199,7 @@ def owed_session(session_id: str, head: Mapping[str, Any]) -> OwedSession:
 
 
 def owed_in(raw: Any, decode: Decode) -> int:
-    """What is owed in a session with this head; nothing if it is damaged, as it can't be opened."""
+    """Return the kind of pending work in a session with this head; none if the head is damaged."""
     try:
         return owes(head_of("", raw, decode))
     except SessionDamaged:
@@ -206,18 +207,18 @@ def owed_in(raw: Any, decode: Decode) -> int:
 
 
 def chat_of(session_id: str, about: Any, decode: Decode) -> str:
-    """The key of the chat that a session was made for, from the section that identifies it."""
+    """Return the key of a session's chat, from the section that identifies the session."""
     with suppress(*_NONSENSE):
         return str(decode(about).get("key") or session_id)
     return session_id
 
 
 NOTED = "heard"
-"""The section in which earlier versions kept the ids of some messages; it is skipped."""
+"""The section in which earlier versions kept some message ids; it is skipped."""
 
 
 def noted_in(raw: Any, decode: Decode) -> list[str]:
-    """The ids in it, or those of the waiting messages in it; none if it is sealed or missing."""
+    """Return the message ids in this section; none if the section is encrypted or missing."""
     with suppress(*_NONSENSE):
         found = decode(raw)
         named = [_noted(each) for each in found] if isinstance(found, list) else ()
@@ -230,7 +231,7 @@ def _noted(item: Any) -> Any:
 
 
 def pending_in(head: Mapping[str, Any]) -> int:
-    """How many entries have left the window and are in no summary."""
+    """Return how many entries have left the window and are not in a summary."""
     first, last = pending_start(head), window_start(head) - 1
     hidden = [max(0, min(last, b) - max(first, a) + 1) for a, b in head.get("hidden") or ()]
     count: int = last - first + 1 - sum(hidden)
@@ -247,17 +248,17 @@ _MAPPINGS = ("resized", "senders")
 _TIMES = ("updated_at", "expires_at")
 
 Decode = Callable[[Any], Any]
-"""Turns what a row has into the value that was stored."""
+"""Converts a row's value to the value that was stored."""
 
 
 def as_it_is(value: Any) -> Any:
-    """The value unchanged: it is already decoded."""
+    """Return the value unchanged, because it is already decoded."""
     return value
 
 
 @contextmanager
 def decoding(session_id: str) -> Iterator[None]:
-    """Raise `SessionDamaged` for anything that goes wrong in here with this session's values."""
+    """Raise `SessionDamaged` for any error in the block that an invalid value causes."""
     try:
         yield
     except NanoloopError:  # some of these are KeyErrors too
@@ -268,20 +269,20 @@ def decoding(session_id: str) -> Iterator[None]:
 
 
 def head_of(session_id: str, raw: Any, decode: Decode) -> Mapping[str, Any]:
-    """A head; raises `SessionDamaged`."""
+    """Decode and check a head; raise `SessionDamaged`."""
     with decoding(session_id):
         return _checked_head(decode(raw))
 
 
 class MendedHead(dict[str, Any]):
-    """A head with invalid numbers that were replaced in a way that loses no message."""
+    """A head whose invalid numbers were replaced, in a way that loses no message."""
 
     names: tuple[str, ...] = ()
     """The names of these numbers."""
 
 
 def _mended(head: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The head, with numbers that can be used."""
+    """Return the head with valid numbers."""
     least = {"start": 1}
     odd = [n for n in _PLACES if n in head and place_in(head[n], -1) < least.get(n, 0)]
     resized = head.get("resized") or {}
@@ -302,7 +303,7 @@ def _mended(head: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def odd_numbers(head: Mapping[str, Any], sections: Mapping[str, Any]) -> list[str]:
-    """The names of the stored numbers that are invalid."""
+    """Return the names of the stored numbers that are invalid."""
     digests = {name: sections.get(name) or {} for name in (SUMMARY, MEMO)}
     odd = [f"{name}.seq" for name, said in digests.items() if not is_place(said.get("seq", 0))]
     return [*getattr(head, "names", ()), *odd]
@@ -341,7 +342,7 @@ def _is_time(text: Any) -> bool:
 def sections_of(
     session_id: str, pairs: Iterable[tuple[str, Any]], decode: Decode
 ) -> dict[str, Any]:
-    """Sections, including the one that identifies the session; raises `SessionDamaged`."""
+    """Decode and check the sections, which include the identity; raise `SessionDamaged`."""
     with decoding(session_id):
         sections = {name: decode(raw) for name, raw in pairs if name != NOTED}
         _must(ABOUT in sections, "its id is missing")
@@ -353,7 +354,7 @@ def sections_of(
 
 
 def entries_of(session_id: str, pairs: Iterable[tuple[int, Any]], decode: Decode) -> list[Entry]:
-    """Entries with their numbers; raises `SessionDamaged`."""
+    """Decode entries and their numbers; raise `SessionDamaged`."""
     entries = []
     for seq, raw in pairs:
         try:
@@ -369,10 +370,10 @@ def _must(holds: bool, what: str) -> None:
 
 
 def encoded(value: Any, *, kind: str = "record") -> bytes:
-    """A value as one line of JSON; raises `StoreError` if that is not possible."""
+    """Encode a value as one line of JSON; raise `StoreError` if it has no JSON form."""
     try:
         return _as_json(value, ascii_only=False).encode()
-    except UnicodeEncodeError:  # half a surrogate pair: only an escape can carry it
+    except UnicodeEncodeError:  # half of a surrogate pair needs an escape
         return _as_json(value, ascii_only=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"this {kind} can't be written as JSON ({error}): change it") from error

@@ -73,7 +73,7 @@ BUSY_SECONDS = 5.0
 
 
 class SqliteStore(DatabaseStore):
-    """A file of sessions; saved data survives `kill -9` and, with `fsync`, a power loss."""
+    """A store in one file; saved data survives `kill -9` and, with `fsync`, a power loss."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class SqliteStore(DatabaseStore):
         read_only: bool = False,
         busy_seconds: float = BUSY_SECONDS,
     ) -> None:
-        """Calls fail if another process holds the file for more than `busy_seconds`."""
+        """Create the store; a call fails if the file is locked for more than `busy_seconds`."""
         where = Path(path)
         opening = SqliteConnector(
             path=where, fsync=durability == "fsync", busy_seconds=busy_seconds, clock=clock
@@ -95,13 +95,13 @@ class SqliteStore(DatabaseStore):
 
 
 class _Sqlite:
-    """One file; other processes may have it open too."""
+    """One file, which other processes may also have open."""
 
     def __init__(self, file: SessionFile) -> None:
         self._file = file
-        real = file.path.resolve()  # whatever name a process has for it
+        real = file.path.resolve()  # the same for all processes, whatever path they use
         self._nodes = NodeFiles(real.with_name(f"{real.name}.nodes"))
-        # A thread of its own: no number of long reads keeps a save waiting for one.
+        # A separate thread, so that long reads never delay a save.
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sqlite")
         self._queue = WriteQueue(file)
 
@@ -152,7 +152,7 @@ class _Sqlite:
             yield name
 
     async def glances(self, *, now: int) -> AsyncIterator[StoredSession | SessionDamaged]:
-        # All rows first: what is written meanwhile must not move the pages under our feet.
+        # All rows first, because rows written meanwhile would shift the pages.
         numbers = await self._read(read_living, now)
         for start in range(0, len(numbers), PAGE):
             for stored in await self._read(read_glances, numbers[start : start + PAGE]):
@@ -166,7 +166,7 @@ class _Sqlite:
     # Processes
 
     async def beat(self, node: Node) -> Sequence[Node]:
-        # Beside what writes: a process lives however long that takes.
+        # Not in the writing thread, so that long writes don't delay the heartbeat.
         return await self._in_thread(self._beat, node)
 
     def _beat(self, node: Node) -> Sequence[Node]:
@@ -208,13 +208,13 @@ class _Sqlite:
     async def bindings(self) -> AsyncIterator[tuple[str, str]]:
         after = 0
         while page := await self._read(read_bindings, after, PAGE):
-            for after, key, session_id in page:  # noqa: B007 - the last one is where to go on
+            for after, key, session_id in page:  # noqa: B007 - the last one starts the next page
                 yield key, session_id
 
     # Threads
 
     async def clean(self) -> None:
-        """Remove the traces of what was replaced."""
+        """Remove traces of replaced data from the file."""
         await self._on_writer(self._file.clean)
 
     async def close(self) -> None:
@@ -235,7 +235,7 @@ class _Sqlite:
     async def _erase(
         self, work: Callable[[sqlite3.Connection], T], clean: Callable[[T], bool]
     ) -> T:
-        """Write this, then clean the file; after a kill, its next opening does what is left."""
+        """Run a write, then clean the file; if interrupted, the next opening finishes this."""
 
         def written() -> T:
             with self._file.erasing() as is_clean:
@@ -250,7 +250,7 @@ class _Sqlite:
         return await self._in_thread(work, *args, executor=self._writer, **kwargs)
 
     async def _in_thread(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run work in a thread; raises `StoreError` if SQLite or the disk fails."""
+        """Run work in a thread; raise `StoreError` if SQLite or the disk fails."""
         try:
             result: T = await wrap(work)(*args, **kwargs)
         except sqlite3.Error as error:
@@ -272,7 +272,7 @@ class _Sqlite:
 BATCH, FORGOTTEN = 50, 1000
 """How many expired sessions, and how many message ids, one transaction removes."""
 
-# Bound as bytes, which SQLite takes for text as they are: half a surrogate pair passes too.
+# Bound as bytes, which SQLite stores unchanged as text, even half of a surrogate pair.
 _STANDING = "SELECT number, rev, expires_at FROM session WHERE id = ?"
 _NEW = """
     INSERT INTO session (id, rev, window_seq, updated_at, size, head) VALUES (?, 0, 0, 0, 0, '')
@@ -301,7 +301,7 @@ _BINDING = """
 
 
 def write_insert(connection: Connection, commit: Commit, over: int | None) -> bool:
-    """Like `Database.insert`."""
+    """Like `Database.insert`, but blocking."""
     with transaction(connection):
         old = connection.execute(_STANDING, (commit.id,)).fetchone()
         if (None if old is None else old[1]) != over:
@@ -315,7 +315,7 @@ def write_insert(connection: Connection, commit: Commit, over: int | None) -> bo
 
 
 def write_commit(connection: Connection, commit: Commit, now: int) -> int | None:
-    """Like `Database.commit`."""
+    """Like `Database.commit`, but blocking."""
     with transaction(connection):
         row = connection.execute(_STANDING, (commit.id,)).fetchone()
         if row is None or (row[2] is not None and row[2] < now):
@@ -346,7 +346,7 @@ def _take_in(connection: Connection, number: int, commit: Commit) -> None:
 
 
 def write_delete(connection: Connection, session_id: str) -> None:
-    """Like `Database.delete`."""
+    """Like `Database.delete`, but blocking."""
     with transaction(connection):
         row = connection.execute(_STANDING, (session_id,)).fetchone()
         if row is not None:
@@ -354,7 +354,7 @@ def write_delete(connection: Connection, session_id: str) -> None:
 
 
 def write_delete_expired(connection: Connection, now: int) -> tuple[int, int]:
-    """Do part of `Database.delete_expired`; returns the number of sessions and ids removed."""
+    """Do part of `Database.delete_expired`; return how many sessions and ids were removed."""
     with transaction(connection):
         rows = connection.execute(
             "SELECT number FROM session WHERE expires_at < ? LIMIT ?", (now, BATCH)
@@ -366,7 +366,7 @@ def write_delete_expired(connection: Connection, now: int) -> tuple[int, int]:
 
 
 def write_heard(connection: Connection, messages: Sequence[HeardMessage]) -> None:
-    """Like `Database.hear`."""
+    """Like `Database.hear`, but blocking."""
     rows = [(as_bytes(each.chat), as_bytes(each.id), each.at) for each in messages]
     with transaction(connection):
         connection.executemany(_HEARD, rows)
@@ -380,13 +380,13 @@ def _remove(connection: Connection, numbers: Iterable[int]) -> None:
 
 
 def write_bind(connection: Connection, key: str, session_id: str) -> None:
-    """Like `Database.bind`."""
+    """Like `Database.bind`, but blocking."""
     with transaction(connection):
         connection.execute(_BINDING, (as_bytes(key), session_id))
 
 
 def write_rebind(connection: Connection, key: str, session_id: str, was: str | None) -> bool:
-    """Bind this key if it is bound to `was`, or to nothing if that is None."""
+    """Bind this key if it is bound to `was`, or unbound for None."""
     with transaction(connection):
         if read_bound(connection, key) != was:
             return False
@@ -395,7 +395,7 @@ def write_rebind(connection: Connection, key: str, session_id: str, was: str | N
 
 
 EVER = 1 << 62
-"""Greater than any entry number."""
+"""Greater than any entry's number."""
 
 _SESSION = "SELECT number, head, window_seq, size, rev, updated_at FROM session WHERE id = ?"
 _SECTIONS = "SELECT name, value FROM section WHERE session = ?"
@@ -425,19 +425,19 @@ _BINDINGS = "SELECT number, key, session FROM binding WHERE number > ? ORDER BY 
 
 
 def read_head(connection: Connection, session_id: str) -> Mapping[str, Any] | None:
-    """Like `Database.head`."""
+    """Like `Database.head`, but blocking."""
     row = connection.execute(_SESSION, (session_id,)).fetchone()
     return None if row is None else head_of(session_id, row[1], json.loads)
 
 
 def read_window(connection: Connection, session_id: str) -> StoredSession | None:
-    """Like `Database.window`."""
+    """Like `Database.window`, but blocking."""
     row = connection.execute(_SESSION, (session_id,)).fetchone()
     return None if row is None else _stored(connection, session_id, row, start=row[2])
 
 
 def read_whole(connection: Connection, session_id: str) -> StoredSession | None:
-    """Like `Database.whole`."""
+    """Like `Database.whole`, but blocking."""
     row = connection.execute(_SESSION, (session_id,)).fetchone()
     return None if row is None else _stored(connection, session_id, row, start=0)
 
@@ -462,7 +462,7 @@ def _stored(
 def read_between(
     connection: Connection, session_id: str, after: int, upto: int | None, limit: int | None
 ) -> Sequence[Entry]:
-    """Like `Database.between`."""
+    """Like `Database.between`, but blocking."""
     row = connection.execute(_SESSION, (session_id,)).fetchone()
     if row is None:
         return []
@@ -471,14 +471,14 @@ def read_between(
 
 
 def read_living(connection: Connection, now: int) -> list[int]:
-    """The row numbers of all unexpired sessions, most recently changed first."""
+    """Return the row numbers of all unexpired sessions, most recently changed first."""
     return [number for (number,) in connection.execute(_LIVING, (now,))]
 
 
 def read_glances(
     connection: Connection, numbers: Sequence[int]
 ) -> list[StoredSession | SessionDamaged]:
-    """Brief descriptions of the sessions in these rows; deleted ones are skipped."""
+    """Return overviews of the sessions in these rows; deleted ones are skipped."""
     rows = connection.execute(_GLANCES, (json.dumps(numbers), ABOUT))
     return [
         StoredSession.glance(_text(name), head, about, size, json.loads)
@@ -487,12 +487,12 @@ def read_glances(
 
 
 def read_names(connection: Connection) -> list[str]:
-    """The ids of all sessions."""
+    """Return the ids of all sessions."""
     return [_text(name) for (name,) in connection.execute(_NAMES)]
 
 
 def read_owing(connection: Connection, most: int, now: int) -> list[OwedSession]:
-    """All unexpired sessions that owe something up to this limit."""
+    """Return the unexpired sessions with pending work up to kind `most`."""
     return [
         OwedSession(id=_text(name), revision=revision, by=_text(node), erasing=erasing != 0)
         for name, revision, node, erasing in connection.execute(_OWING, (most, now))
@@ -500,13 +500,13 @@ def read_owing(connection: Connection, most: int, now: int) -> list[OwedSession]
 
 
 def read_has_heard(connection: Connection, chat: str, message_id: str) -> bool:
-    """Like `Database.has_heard`."""
+    """Like `Database.has_heard`, but blocking."""
     wanted = as_bytes(chat), as_bytes(message_id)
     return connection.execute(_HAS_HEARD, wanted).fetchone() is not None
 
 
 def read_heard(connection: Connection, after: HeardMessage | None) -> list[HeardMessage]:
-    """The next page of heard messages, after this one."""
+    """Return the next page of recorded messages after this one."""
     place = (b"", b"") if after is None else (as_bytes(after.chat), as_bytes(after.id))
     rows = connection.execute(_ALL_HEARD, (*place, PAGE + 1))
     found = [HeardMessage(chat=_text(chat), id=_text(name), at=at) for chat, name, at in rows]
@@ -514,7 +514,7 @@ def read_heard(connection: Connection, after: HeardMessage | None) -> list[Heard
 
 
 def read_bound(connection: Connection, key: str) -> str | None:
-    """Like `Database.bound`."""
+    """Like `Database.bound`, but blocking."""
     found = connection.execute(
         "SELECT session FROM binding WHERE key = CAST(? AS TEXT)", (as_bytes(key),)
     ).fetchone()
@@ -522,7 +522,7 @@ def read_bound(connection: Connection, key: str) -> str | None:
 
 
 def read_bindings(connection: Connection, after: int, limit: int) -> list[tuple[int, str, str]]:
-    """The next `limit` rows of keys after this one, with their sessions."""
+    """Return the next `limit` rows of keys after this row, with their sessions."""
     rows = connection.execute(_BINDINGS, (after, limit))
     return [(number, _text(key), _text(session_id)) for number, key, session_id in rows]
 
@@ -532,7 +532,7 @@ def _entries(session_id: str, connection: Connection, *which: Any) -> list[Entry
 
 
 def _text(data: bytes) -> str:
-    """The text; bytes that are none, as after damage, become some other text."""
+    """Decode bytes as text; invalid bytes, as after damage, are replaced."""
     try:
         return data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -544,7 +544,7 @@ TOGETHER = 64
 
 
 class QueuedWrite:
-    """One queued write, and its outcome."""
+    """A queued write and its outcome."""
 
     __slots__ = ("_error", "_result", "_work")
 
@@ -554,12 +554,12 @@ class QueuedWrite:
         self._error: Exception | None = None
 
     def on(self, connection: sqlite3.Connection) -> None:
-        """Run the write; an error not caused by the file fails only this write, not the others."""
+        """Run the write; an error that the file did not cause fails only this write."""
         try:
             self._result = self._work(connection)
         except sqlite3.Error:
             raise
-        except Exception as error:  # noqa: BLE001 - raised where it was asked for
+        except Exception as error:  # noqa: BLE001 - raised again for the caller
             self._error = error
 
     def fail(self, error: Exception) -> None:
@@ -568,14 +568,14 @@ class QueuedWrite:
 
     @property
     def outcome(self) -> Any:
-        """The write's result; raises its error if it failed."""
+        """The write's result; raises the write's error if it failed."""
         if self._error is not None:
             raise self._error
         return self._result
 
 
 class WriteQueue:
-    """Writes queued from the event loop, and performed in the writing thread."""
+    """A queue of writes from the event loop, which the writing thread performs."""
 
     def __init__(self, file: SessionFile) -> None:
         self._file = file
@@ -594,7 +594,7 @@ class WriteQueue:
     def _do(self, writes: Sequence[QueuedWrite]) -> None:
         try:
             self._file.write(_together if len(writes) > 1 else _alone, writes)
-        except Exception as error:  # noqa: BLE001 - raised where each was asked for
+        except Exception as error:  # noqa: BLE001 - raised again for each caller
             is_one_too_big = isinstance(error, sqlite3.Error) and not _is_busy(error)
             for write in writes:
                 if len(writes) > 1 and is_one_too_big:

@@ -1,4 +1,4 @@
-"""A file of sessions and its connections: one that writes, and others that read beside it.
+"""A file of sessions and its connections: one for writing, and others for reading.
 
 Calls block: make them in worker threads.
 """
@@ -46,7 +46,7 @@ Work = Callable[Concatenate[sqlite3.Connection, P], T]
 
 
 class SessionFile:
-    """A file of sessions, opened when it is needed and created by the first write."""
+    """A file of sessions, which is opened when needed and created by the first write."""
 
     def __init__(self, opening: SqliteConnector, *, read_only: bool = False) -> None:
         self.opening = opening
@@ -62,25 +62,25 @@ class SessionFile:
     # Writing
 
     def write(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run this on the one connection that writes, and return its result."""
+        """Run work on the only writing connection, and return its result."""
         self.check_writes()
         with self._writing:
             connection = self._opened()
             try:
                 return work(connection, *args, **kwargs)
             except sqlite3.Error:
-                self._close()  # whatever the disk did: the next one looks at the file anew
+                self._close()  # the next write opens the file again
                 raise
 
     def check_writes(self) -> None:
-        """Raise `StoreError` if it is open for reading only."""
+        """Raise `StoreError` if the file is open only for reading."""
         if self._read_only:
             raise StoreError(f"{self.path} is open read-only: nothing was written")
 
     def _opened(self) -> sqlite3.Connection:
-        """The writing connection to the current file; the caller must hold the writing lock."""
+        """Return the writing connection to the current file; call this with `_writing` held."""
         if self._writer is not None and self._inode != self.opening.inode:
-            self._close()  # someone moved it away: not a word more goes into that one
+            self._close()  # the file was moved: write no more to it
         if self._writer is None:
             self._writer = self.opening.writer()
             self._inode = self.opening.inode
@@ -88,12 +88,12 @@ class SessionFile:
         return self._writer
 
     def clean(self) -> None:
-        """Remove all traces of what was erased from the file's gaps and the log beside it.
+        """Remove all traces of erased data from the file's gaps and the log beside it.
 
-        Raises `StoreError` if that fails, or if another process reads the log for too long.
+        Raise `StoreError` if this fails, or if another process reads the log for too long.
         """
         try:
-            # Rows that once moved from page to page may have left copies in what is free now.
+            # Rows that moved to another page may have left copies in free space.
             self.write(lambda connection: connection.execute("VACUUM"))
             if self._empty_log():
                 return
@@ -110,16 +110,17 @@ class SessionFile:
         return f"it was erased, but {self.path} or the log beside it may contain traces"
 
     def empty_log(self) -> bool:
-        """Remove what was deleted from the log beside the file; False if someone reads it."""
+        """Remove deleted data from the log beside the file; return False if it is being read."""
         with suppress(sqlite3.Error):
             return self._empty_log()
         return False
 
     @contextmanager
     def erasing(self) -> Iterator[Callable[[], None]]:
-        """Note beside the file that it may hold traces of what is erased here, until called.
+        """Record beside the file that it may contain traces of erased data.
 
-        A note that a kill leaves there is dealt with when the file is next opened for writing.
+        This yields a function that removes the record. A record left by a killed process is handled
+        when the file is next opened for writing.
         """
         self.check_writes()
         make_folder(self.path.parent)
@@ -129,7 +130,7 @@ class SessionFile:
             yield partial(note.unlink, missing_ok=True)
 
     def _finish_erasing(self, connection: sqlite3.Connection) -> None:
-        """Remove the traces that a stopped process noted; what can't be done now is done later."""
+        """Remove the traces that stopped processes recorded, as far as possible now."""
         for note in self.path.parent.glob(f"{escape(self.path.name)}{_ERASING}*"):
             with suppress(BlockingIOError, FileNotFoundError), locked_file(note, os.O_RDWR):
                 try:
@@ -147,14 +148,17 @@ class SessionFile:
     # Reading
 
     def read(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run this on a snapshot of the file, and return its result; a missing file is empty."""
+        """Run work on a snapshot of the file, and return its result.
+
+        A missing file counts as empty.
+        """
         if self._read_only:
             return self._look(work, *args, **kwargs)
         with self._reading() as connection:
             return _at_once(connection, work, *args, **kwargs)
 
     def _look(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Like `read`, but without even locking a file that no one has open."""
+        """Like `read`, but take no lock if nobody has the file open."""
         while True:
             still = self.opening.stillness
             try:
@@ -183,17 +187,17 @@ class SessionFile:
             connection.close()
 
     def _reader(self) -> tuple[sqlite3.Connection, int]:
-        """A connection for this caller alone, and the inode for which it may be kept."""
+        """Return a connection for this caller alone, and the inode for which it may be kept."""
         inode = self.opening.inode
         if inode and inode != self._inode:
             with self._writing:
-                self._opened()  # it renews an older format, and puts a damaged file aside
+                self._opened()  # upgrades an older format, and sets a damaged file aside
         with self._pooling:
             if inode and self._readers:
                 return self._readers.pop(), self._inode
         return self.opening.reader(), self._inode if inode else 0
 
-    # The end
+    # Closing
 
     def let_go(self) -> None:
         """Close the connections that are not in use."""
@@ -204,7 +208,7 @@ class SessionFile:
         with self._pooling:
             self._inode = 0
             readers, self._readers = self._readers, []
-        # The writer goes last: the connection that closes last tidies the log up.
+        # The writer last, because the last connection to close cleans up the log.
         for connection in readers:
             connection.close()
         if self._writer is not None:
@@ -223,25 +227,25 @@ def _at_once(
 
 PAUSE_SECONDS = 0.01
 PAGE_BYTES = 1024
-"""Small, because a commit changes a few scattered rows and writes the whole page of each."""
+"""A small page, because a commit changes a few scattered rows and writes each one's whole page."""
 LOG_BYTES = 4_096_000
-"""How large the log beside the file grows before it is merged into the file."""
+"""The size at which the log beside the file is merged into the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqliteConnector:
-    """Where the file is, and how it is opened."""
+    """Where the file is, and how to open it."""
 
     path: Path
     fsync: bool
     busy_seconds: float
     clock: Callable[[], datetime]
     heard: list[Event] = field(default_factory=list)
-    """Events to announce; the code that announces one removes it."""
+    """Events to announce; the code that announces an event removes it."""
 
     @property
     def inode(self) -> int:
-        """The inode of the current file; 0 if there is none."""
+        """The inode of the current file, or 0 without a file."""
         try:
             return self.path.stat().st_ino
         except (FileNotFoundError, NotADirectoryError):
@@ -249,7 +253,7 @@ class SqliteConnector:
 
     @property
     def stillness(self) -> tuple[int, int, int] | None:
-        """A value that stays the same while no one has the file open; None while someone does."""
+        """A value that stays the same while nobody has the file open; None while someone does."""
         try:
             if self.path.with_name(f"{self.path.name}-wal").exists():
                 return None
@@ -259,7 +263,7 @@ class SqliteConnector:
         return now.st_ino, now.st_size, now.st_mtime_ns
 
     def writer(self) -> sqlite3.Connection:
-        """A connection that writes; the file is created, upgraded or set aside as needed."""
+        """Return a writing connection; create, upgrade or set aside the file as needed."""
         inode = self._make()
         try:
             self._look()
@@ -272,12 +276,12 @@ class SqliteConnector:
         return self._prepared()
 
     def _look(self) -> None:
-        """Raise for a damaged or foreign file: a connection that can write would modify it."""
+        """Raise for a damaged or foreign file, because a writing connection would modify it."""
         with suppress(sqlite3.OperationalError), closing(self._connect("ro")) as connection:
             format_of(connection, str(self.path))
 
     def told_damage(self, error: sqlite3.DatabaseError) -> StoreError:
-        """The error for a damaged file, which says what will happen to it."""
+        """Return the error for a damaged file, which says what will happen to the file."""
         failed = f"the store in {self.path} failed: {error}"
         try:
             self._look()
@@ -298,14 +302,14 @@ class SqliteConnector:
 
     def _make(self) -> int:
         make_folder(self.path.parent)
-        if not self.path.is_dir():  # connecting tells of that
+        if not self.path.is_dir():  # connecting raises an error for it
             make_database_file(self.path, tell=self.heard.append)
         return self.inode
 
     def _prepared(self) -> sqlite3.Connection:
         connection = self._connect("rw")
         try:
-            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a file that is just made
+            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # applies to a new file only
             self._keep_log(connection)
             connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // PAGE_BYTES}")
             connection.execute(f"PRAGMA synchronous = {'FULL' if self.fsync else 'NORMAL'}")
@@ -317,7 +321,7 @@ class SqliteConnector:
         return connection
 
     def _upgrade(self, connection: sqlite3.Connection) -> None:
-        """Upgrade an older format; raises `StoreLocked` while an earlier version uses the file."""
+        """Upgrade an older format; raise `StoreLocked` while an earlier version uses the file."""
         if format_of(connection, str(self.path)) in {0, len(UPGRADES)}:
             upgrade(connection, str(self.path))
             return
@@ -327,13 +331,13 @@ class SqliteConnector:
             former.unlink()
 
     def _keep_log(self, connection: sqlite3.Connection) -> None:
-        """Write changes to a log beside the file first, so that readers and writer don't wait."""
+        """Use a log beside the file, so that readers and the writer don't wait for each other."""
         deadline = time.monotonic() + self.busy_seconds
         while True:
             try:
                 mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
                 break
-            except sqlite3.OperationalError as error:  # several begin at once: SQLite won't wait
+            except sqlite3.OperationalError as error:  # several start at once: SQLite doesn't wait
                 is_busy = primary_code(error) == sqlite3.SQLITE_BUSY
                 if not is_busy or time.monotonic() > deadline:
                     raise
@@ -344,9 +348,9 @@ class SqliteConnector:
             )
 
     def reader(self, *, touching: bool = True) -> sqlite3.Connection:
-        """A connection that reads what is committed; raises `StoreError` for an older format.
+        """Return a connection that reads committed data; raise `StoreError` for an older format.
 
-        Without `touching`, nothing is locked or created beside the file: no one may have it open.
+        Without `touching`, nothing is locked or created, so nobody may have the file open.
         """
         if not self.inode:
             return self._nothing()
@@ -359,14 +363,14 @@ class SqliteConnector:
         if found == len(UPGRADES):
             return connection
         connection.close()
-        if found == 0:  # it is being made
+        if found == 0:  # being created
             return self._nothing()
         raise StoreError(
             f"{self.path} has an older format: open it once with write access, which upgrades it"
         )
 
     def _nothing(self) -> sqlite3.Connection:
-        """A connection to an empty store, which stands in for a missing file."""
+        """Return a connection to an empty store, which replaces a missing file."""
         connection = sqlite3.connect(":memory:", isolation_level=None)
         connection.text_factory = bytes
         upgrade(connection, str(self.path))
@@ -454,14 +458,14 @@ _TAKEN_OVER = """
 
 
 def _take_over(connection: sqlite3.Connection) -> None:
-    """Add what is owed to the index, and what sessions have heard to their chats."""
+    """Add pending work to the index, and the sessions' recorded messages to their chats."""
     number, since = 0, connection.execute(_NEWEST).fetchone()[0] - HEARD_SECONDS * 1_000_000
     while page := connection.execute(_BEFORE, (number,)).fetchall():
         for number, name, head, at, about, *noted in page:
             if owed := owed_in(head, json.loads):
                 connection.execute("UPDATE session SET owes = ? WHERE number = ?", (owed, number))
             if at < since:
-                continue  # it would be forgotten at once
+                continue  # too old to keep
             chat = as_bytes(chat_of(name.decode(), about, json.loads))
             heard = [message_id for (message_id,) in connection.execute(_HEARD_BEFORE, (number,))]
             heard += [as_bytes(each) for raw in noted for each in noted_in(raw, json.loads)]
@@ -470,8 +474,8 @@ def _take_over(connection: sqlite3.Connection) -> None:
 
 
 _OWING = (
-    # An older version that has the file open finds no place for what it would write: it writes no
-    # session any more of which the index would know nothing.
+    # An older version that has the file open then fails to write, so it can't add sessions that the
+    # index would miss.
     "ALTER TABLE session RENAME COLUMN shown_from TO window_seq",
     "ALTER TABLE session ADD COLUMN owes INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE session ADD COLUMN node TEXT NOT NULL DEFAULT ''",
@@ -489,7 +493,7 @@ _OWING = (
     _take_over,
     "DROP TABLE heard_in_session",
 )
-"""Adds what each session owes, and by which process; keeps heard messages by chat."""
+"""Adds each session's pending work and its process; moves recorded messages to their chats."""
 UPGRADES: tuple[tuple[str | Callable[[sqlite3.Connection], None], ...], ...] = (_FIRST, _OWING)
 """The steps that upgrade a file from each format to the next; format 0 is empty."""
 
@@ -497,17 +501,17 @@ _STANDING = """
     SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
     FROM pragma_application_id, pragma_user_version
 """
-"""A single query, because another process may be creating the file right now."""
+"""A single query, because another process may be creating the file at the same time."""
 _WHOLE = "BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",)
 _PART = "SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part")
 
 
 def upgrade(connection: sqlite3.Connection, name: str) -> None:
-    """Give the file this version's tables, all or none; raises `StoreError` if it can't."""
+    """Give the file this version's tables, all or none; raise `StoreError` if that fails."""
     if format_of(connection, name) == len(UPGRADES):
         return
     with transaction(connection):
-        # Another process may have done it since.
+        # Another process may have upgraded it meanwhile.
         for steps in UPGRADES[format_of(connection, name) :]:
             for step in steps:
                 step(connection) if callable(step) else connection.execute(step)
@@ -516,7 +520,7 @@ def upgrade(connection: sqlite3.Connection, name: str) -> None:
 
 
 def format_of(connection: sqlite3.Connection, name: str) -> int:
-    """Which tables the file has, 0 for none; raises `StoreError` for a newer or foreign one."""
+    """Return the file's format, 0 if empty; raise `StoreError` for a newer or foreign file."""
     application, version, tables = connection.execute(_STANDING).fetchone()
     if application != APPLICATION and (application or version or tables):
         raise StoreError(f"{name} is another program's database: choose another file")
@@ -530,9 +534,9 @@ def format_of(connection: sqlite3.Connection, name: str) -> int:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Write everything inside, or nothing; no other process writes meanwhile.
+    """Write everything in the block, or nothing; no other process can write meanwhile.
 
-    Inside another transaction, it is a part of that one that can fail on its own.
+    Inside another transaction, the block is a part that can fail on its own.
     """
     is_part = connection.in_transaction
     begin, end, undo = _PART if is_part else _WHOLE
@@ -541,36 +545,36 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         yield
         connection.execute(end)
     except BaseException:
-        if connection.in_transaction:  # a full disk has ended it already
+        if connection.in_transaction:  # unless a full disk has already ended it
             for statement in undo:
                 connection.execute(statement)
         raise
 
 
 def as_bytes(text: str) -> bytes:
-    """The stored form of a text that isn't JSON."""
+    """Return the stored form of a text that isn't JSON."""
     return text.encode("utf-8", "surrogatepass")
 
 
 MAGIC = b"SQLite format 3\0"
-"""The bytes that every database begins with."""
+"""The bytes that every database file begins with."""
 SUFFIXES = {".db", ".sqlite", ".sqlite3"}
 """The suffixes of files that can only be databases."""
 _BESIDE = ("-wal", "-shm")
 
 
 def is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Whether the file itself is to blame."""
+    """Return True if the file itself is damaged."""
     return primary_code(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 def primary_code(error: sqlite3.Error) -> int:
-    """SQLite's error code without its details; 0 if Python itself raised the error."""
+    """Return SQLite's error code without details; 0 if Python itself raised the error."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def is_ours(path: Path) -> bool:
-    """Whether it is or was a database; any other file is left in place."""
+    """Return True for a file that is or was a database; other files are left in place."""
     if path.suffix in SUFFIXES:
         return True
     with path.open("rb") as file:
@@ -578,11 +582,11 @@ def is_ours(path: Path) -> bool:
 
 
 def put_aside(path: Path, inode: int, error: sqlite3.Error, *, now: datetime) -> list[Event]:
-    """Rename a damaged database; raises `StoreError` for a file that never was one.
+    """Rename a damaged database; raise `StoreError` for a file that never was a database.
 
-    Returns the events to announce: none if another process was first.
+    Return the events to announce, or none if another process was first.
     """
-    # No connection to it is open here: closing a file lets go of all locks that SQLite has on it.
+    # Nothing here has the file open: closing a file releases all locks that SQLite has on it.
     try:
         fd = open_file(path)
     except FileNotFoundError:
@@ -606,7 +610,7 @@ def put_aside(path: Path, inode: int, error: sqlite3.Error, *, now: datetime) ->
 
 
 def _free(path: Path, now: datetime) -> Path:
-    """A path that is not in use."""
+    """Return a path that is not in use."""
     date = now.astimezone(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     names = [
         f"{path.name}.corrupt-{date}",

@@ -1,4 +1,4 @@
-"""A store over any database: time, seals, order and errors are handled here for all of them."""
+"""A store over any database, which handles time, encryption, order and errors for all of them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from nanoloop.writing import WriteOrder
 
 
 class DatabaseStore:
-    """Sessions as rows: new data is added, and the head is committed with it."""
+    """Stores sessions as rows: new data is added, and the head is committed with it."""
 
     def __init__(
         self,
@@ -73,18 +73,18 @@ class DatabaseStore:
         sealing: Sealing | None = None,
     ) -> None:
         self.database = database
-        """The database that holds them."""
+        """The database that holds the sessions."""
         self.clock = clock
         self.sealing = sealing or Sealing(seal)
         self.order = WriteOrder()
-        """The order in which its sessions are written."""
+        """The order in which sessions are written."""
         self._tried = TriedCommits()
         self._closed = anyio.Event()
         self._is_ready = False
-        """Whether the record of its seal was read."""
+        """True once the record of the encryption was read."""
         self._swept_in: TaskGroup | None = None
         self.sweep_seconds: float = SWEEP_SECONDS
-        """How often expired data is removed, in an `async with`."""
+        """How often expired data is removed, inside `async with`."""
 
     # Sessions
 
@@ -100,9 +100,9 @@ class DatabaseStore:
         replace: bool = False,
         new_id: Callable[[], str] = new_id,
     ) -> Session:
-        """Make a session, durable when this returns; raises `SessionExists` unless `replace`.
+        """Create a durable session; raise `SessionExists` if the id is taken, unless `replace`.
 
-        By default it gets an id from `new_id`, with -01, -02 … appended if that is taken.
+        By default, `new_id` supplies the id, with -01, -02 … appended if it is taken.
         """
         about = Identity(
             id=new_id() if id is None else id,
@@ -126,7 +126,7 @@ class DatabaseStore:
         return session
 
     async def add(self, session: Session, *, replace: bool = False) -> None:
-        """Make a session created elsewhere durable here; raises `SessionExists`."""
+        """Make a session created elsewhere durable here; raise `SessionExists`."""
         await self.order.write(session.id, lambda: self._begin(session, may_replace=replace))
 
     async def _begin(self, session: Session, *, may_replace: bool) -> None:
@@ -136,9 +136,9 @@ class DatabaseStore:
             if living is not None and not may_replace:
                 if not self._tried.settle(session, living):
                     raise SessionExists(session.id)
-                await self._commit(session)  # what is new since it was added
+                await self._commit(session)  # changes since it was added
                 return
-            # A replacement counts on, so that an object of the replaced one can't commit.
+            # A replacement continues the count, so that an object of the old session can't commit.
             revision = first_revision() if living is None else int(living["rev"])
             changes = changed(first_changes(session, session.changes()), revision=revision)
             await self._for_writing()
@@ -150,18 +150,18 @@ class DatabaseStore:
                 return
 
     async def get(self, session_id: str) -> Session:
-        """The session with its whole history; raises `SessionNotFound`, also if it has expired."""
+        """Return a session with its history; raise `SessionNotFound`, also if it expired."""
         snapshot = await self.snapshot(session_id)
         snapshot.tell_of_odd()
-        session = await wrap(snapshot.to_session)(self.clock)  # long: not where all others wait
+        session = await wrap(snapshot.to_session)(self.clock)  # slow, so not in the event loop
         self.sealing.note(session.tracker, snapshot.state)
         return session
 
     async def load(self, session_id: str) -> Session:
-        """The session with only its window, at a cost independent of history; raises like `get`."""
+        """Return a session with only its window, however long its history; raise like `get`."""
         stored = self._living(session_id, await (await self._ready()).window(session_id))
         after = window_start(stored.head) - 1
-        if not stored.has_all(after=after):  # its head doesn't say where its window begins
+        if not stored.has_all(after=after):  # the head doesn't say where the window begins
             return await self.get(session_id)
         snapshot = self._snapshot(stored, after=after)
         snapshot.tell_of_odd()
@@ -183,10 +183,11 @@ class DatabaseStore:
         return changed(opened, odd=odd, unreadable=[*opened.unreadable, *words]) if odd else opened
 
     async def save(self, session: Session) -> None:
-        """Make everything new in it durable at once, or nothing.
+        """Make all changes to the session durable at once, or none of them.
 
-        Raises `SessionNotFound` after a delete or expiry, `StoreConflict` if another writer was
-        first, and `AlreadyHeard` if what it takes was taken before: load it again then.
+        Raise `SessionNotFound` after a delete or expiry, `StoreConflict` if another writer was
+        first, and `AlreadyHeard` if a message in it was recorded before; load the session again
+        then.
         """
         await self.order.write(session.id, lambda: self._commit(session))
 
@@ -199,8 +200,8 @@ class DatabaseStore:
         await self.revision(session.id)
 
     async def _try(self, session: Session, changes: Changes, commit: Commit) -> bool:
-        """Write this; False if another of our commits was written, and the session knows it."""
-        # Before it is tried: a task that is cancelled, or another event loop, hears of no answer.
+        """Write this commit; return False if an earlier commit of ours was written instead."""
+        # Recorded first, because a cancelled task, or another event loop, never gets the answer.
         self._tried.note(session, changes, commit)
         try:
             await self._committed(commit)
@@ -218,14 +219,14 @@ class DatabaseStore:
         self._tried.forget(session, upto=changes)
 
     async def _state(self, session: Session, revision: int) -> SealedState | None:
-        """What belongs to it in the store, for a commit that is based on this revision."""
+        """Return the stored session's encryption state, for a commit at this revision."""
         await self._for_writing()
         if self.sealing.seal is None:
             return None
         if (known := self.sealing.known(session.tracker, revision=revision)) is not None:
             return known
         head = await (await self._ready()).head(session.id)
-        # At any other revision the commit will be refused.
+        # At any other revision, the commit will be refused anyway.
         is_there = head is not None and head["rev"] == revision
         return self.sealing.state(head, session.id) if head is not None and is_there else None
 
@@ -237,19 +238,19 @@ class DatabaseStore:
             raise StoreConflict(commit.id, mine=commit.revision, theirs=stood)
 
     async def revision(self, session_id: str) -> int:
-        """How many commits it has seen, as stored; raises like `get`."""
+        """Return the number of stored commits in the session; raise like `get`."""
         return int((await self._living_head(session_id))["rev"])
 
     async def entries(
         self, session_id: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
     ) -> list[Entry]:
-        """Entries with `after < seq <= upto`, oldest first, at most `limit`."""
+        """Return the entries with `after < seq <= upto`, oldest first, at most `limit`."""
         while True:
             head = await self._living_head(session_id)
             try:
                 return await self._entries(session_id, head, after=after, upto=upto, limit=limit)
             except SessionDamaged:
-                # Erased or replaced between two looks at it, what they show does not agree.
+                # If the session was erased or replaced between two reads, they don't match.
                 if await self._living_head(session_id) == head:
                     raise
 
@@ -270,7 +271,7 @@ class DatabaseStore:
             wanted = None if limit is None else limit - len(found)
             database = await self._ready()
             page = await database.between(session_id, after=after, upto=upto, limit=wanted)
-            is_last = wanted is None or len(page) < wanted  # else some of them were taken back
+            is_last = wanted is None or len(page) < wanted  # otherwise some were undone
             last = newest if is_last else page[-1].seq
             self.sealing.check_numbers(page, session_id, state, after=after, last=last)
             visible = (entry for entry in page if is_visible(head, entry.seq))
@@ -287,7 +288,7 @@ class DatabaseStore:
         return head
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
-        """Save it with these entries erased, in it and in what is stored; raises like `save`."""
+        """Save the session without these entries, also in the store; raise like `save`."""
         await self.order.write(session.id, lambda: self._erase(session, seqs))
 
     async def _erase(self, session: Session, seqs: Collection[int]) -> None:
@@ -299,7 +300,7 @@ class DatabaseStore:
             said = [self.sealing.entry(entry, session.id, state) for entry in stored]
             session.erase(seqs, stored=said)
             changes = session.changes()
-            assert changes is not None  # noqa: S101 - erasing is one
+            assert changes is not None  # noqa: S101 - erasing is a change
             left = [entry.erased() for entry in stored]
             shrinks = sum(map(size_of, stored)) - sum(map(size_of, left))
             commit = self.sealing.commit(
@@ -308,7 +309,7 @@ class DatabaseStore:
             is_done = await self._try(session, changes, commit)
 
     async def _catch_up(self, session: Session) -> None:
-        """Bring it to the stored revision; raises `StoreConflict` if another writer was first."""
+        """Update the session to the stored revision; raise `StoreConflict` if that fails."""
         head = await self._living_head(session.id)
         mine, theirs = session.revision, int(head["rev"])
         if mine != theirs and not self._tried.settle(session, head):
@@ -318,17 +319,17 @@ class DatabaseStore:
         return await (await self._ready()).between(session_id, after=seq - 1, upto=seq, limit=1)
 
     async def delete(self, session_id: str) -> None:
-        """Remove it for good; a missing one is fine."""
+        """Delete a session permanently; a missing session is ignored."""
         database = await self._ready()
         await self.order.write(session_id, lambda: database.delete(session_id))
 
     async def snapshot(self, session_id: str) -> StoredSnapshot:
-        """Everything stored about it, for another store; raises like `get`."""
+        """Return everything stored about a session, for another store; raise like `get`."""
         stored = self._living(session_id, await (await self._ready()).whole(session_id))
         return await wrap(self._snapshot)(stored, after=0)
 
     async def restore(self, snapshot: StoredSnapshot, *, replace: bool = False) -> None:
-        """Store a session as another store had it; raises `SessionExists` unless `replace`."""
+        """Store a session as another store had it; raise `SessionExists` unless `replace`."""
         name = snapshot.name
         await self.order.write(name, lambda: self._restore(name, snapshot, may_replace=replace))
 
@@ -338,7 +339,7 @@ class DatabaseStore:
         while True:
             old = await (await self._ready()).head(name)
             if old is not None and not has_expired(old, self.clock()) and not may_replace:
-                if old.get(COMMIT_ID) == commit.commit_id:  # written, and its answer got lost
+                if old.get(COMMIT_ID) == commit.commit_id:  # written, but the reply was lost
                     return
                 raise SessionExists(name)
             if await (await self._ready()).insert(
@@ -346,10 +347,10 @@ class DatabaseStore:
             ):
                 return
 
-    # All of them
+    # All sessions
 
     async def list(self) -> AsyncIterator[SessionInfo]:
-        """Every unexpired session, the most recently active first; damaged ones are reported."""
+        """Yield all unexpired sessions, most recently active first; announce damaged ones."""
         async for stored in (await self._ready()).glances(now=self._now()):
             try:
                 info = self._info(stored)
@@ -367,20 +368,20 @@ class DatabaseStore:
             return info_of(stored.head, seen, size=stored.size)
 
     async def names(self) -> AsyncIterator[str]:
-        """The id of every session, expired or not, regardless of its contents."""
+        """Yield the id of every session, even if it is expired or damaged."""
         async for name in (await self._ready()).names():
             yield name
 
     async def delete_expired(self) -> int:
-        """Remove what has expired; returns how many sessions. Message ids last for 72 hours."""
+        """Delete expired sessions and return how many; message ids expire after 72 hours."""
         return await (await self._ready()).delete_expired(now=self._now())
 
     async def has_heard(self, chat: str, message_id: str) -> bool:
-        """Whether a commit of at least the last 72 hours took a message with this id there."""
+        """Return True if the chat received a message with this id within the last 72 hours."""
         return await (await self._ready()).has_heard(chat, message_id)
 
     async def heard(self) -> AsyncIterator[HeardMessage]:
-        """All messages taken in the last 72 hours, for another store."""
+        """Yield all messages recorded in the last 72 hours, for another store."""
         async for message in (await self._ready()).heard():
             yield message
 
@@ -389,33 +390,33 @@ class DatabaseStore:
         await (await self._ready()).hear(messages)
 
     async def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
-        """Each session with an unanswered question, anything still waiting, or an unsent answer.
+        """Yield each session with an unanswered question, a waiting message or an unsent answer.
 
-        With `pending`, also those whose summary is out of date.
+        With `pending`, also yield those whose summary is behind.
         """
         async for owed in (await self._ready()).owing(now=self._now(), pending=pending):
             yield owed
 
-    # The processes
+    # Processes
 
     async def beat(self, node: Node) -> Sequence[Node]:
-        """Note that this process is alive; returns all that were heard from recently."""
+        """Record that this process is alive; return all recent processes."""
         return await (await self._ready()).beat(node)
 
     async def leave(self, node_id: str) -> None:
-        """Forget this process; an unknown one is fine."""
+        """Forget this process; an unknown one is ignored."""
         await (await self._ready()).leave(node_id)
 
     # Keys
 
     async def bind(self, key: str, session_id: str) -> None:
-        """Bind this key to that session from now on; durable when this returns."""
+        """Bind this key to a session from now on; durable on return."""
         with anyio.CancelScope(shield=True):
             await self._for_writing()
             await (await self._ready()).bind(key, self.sealing.binding(key, session_id))
 
     async def bound(self, key: str) -> str | None:
-        """The session bound to this key, or None."""
+        """Return the id of the session bound to this key, or None."""
         found = await (await self._ready()).bound(key)
         session_id = None if found is None else self.sealing.bound(key, found)
         if found is not None and session_id is None:
@@ -423,16 +424,16 @@ class DatabaseStore:
         return session_id
 
     async def bindings(self) -> AsyncIterator[tuple[str, str]]:
-        """Every key and its session."""
+        """Yield every key and its session's id."""
         async for key, text in (await self._ready()).bindings():
             session_id = self.sealing.bound(key, text) if key != RECORD else None
             if session_id is not None:
                 yield key, session_id
 
-    # The beginning and the end
+    # Opening and closing
 
     async def __aenter__(self) -> Self:
-        """Remove expired data automatically until the block is left, which closes the store."""
+        """Remove expired data automatically until the block ends, which closes the store."""
         group = anyio.create_task_group()
         self._swept_in = await group.__aenter__()
         work = partial(sweep, self, every_seconds=self.sweep_seconds)
@@ -445,10 +446,10 @@ class DatabaseStore:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
-        """Close it. An error raised in the block is passed on unchanged."""
+        """Close the store; an error from the block is passed on unchanged."""
         group, self._swept_in = self._swept_in, None
         assert group is not None  # noqa: S101 - entered before it is left
-        # The group must hear that it was cancelled, and would wrap any other error into its own.
+        # The group must receive a cancellation, but would wrap any other error in its own.
         is_failure = isinstance(error, Exception)
         given = (None, None, None) if is_failure else (kind, error, trace)
         try:
@@ -459,30 +460,30 @@ class DatabaseStore:
         return is_handled and not is_failure
 
     async def close(self) -> None:
-        """Release the database; closing twice is fine."""
+        """Release the database; closing twice is allowed."""
         if not self._closed.is_set():
             self._closed.set()
             with anyio.CancelScope(shield=True):
                 await self.database.close()
 
     async def wait_closed(self) -> None:
-        """Return once the store is closed."""
+        """Wait until the store is closed."""
         await self._closed.wait()
 
     async def _ready(self) -> Database:
-        """The database, once its seal fits; raises `NotReadable` and, once closed, `StoreError`."""
+        """Return the database once its key fits; raise `NotReadable`, or `StoreError`."""
         if self._closed.is_set():
             raise StoreError("the store is closed: open a new one")
-        # Until there is a record, another process may make one.
+        # Until there is a record, another process may create one.
         if not self._is_ready or (self.sealing.seal and self.sealing.record is None):
             await self.sealing.read(self.database)
             self._is_ready = True
         return self.database
 
-    # Its seal
+    # Encryption
 
     async def check_seal(self) -> None:
-        """Raise `NotReadable` if what is stored is sealed, and none of the keys opens it."""
+        """Raise `NotReadable` if the stored data is encrypted and none of the keys fits."""
         database = await self._ready()
         if self.sealing.record is None:
             await self.sealing.look_for_seals(database, now=self._now())
@@ -491,15 +492,15 @@ class DatabaseStore:
         await self.sealing.prepare(await self._ready(), now=self._now())
 
     async def secret(self) -> bytes:
-        """What all processes with a key of this sealed store share; a new key doesn't change it."""
+        """Return the secret that all processes with a key share; a new key keeps it."""
         await self._for_writing()
         assert self.sealing.record is not None  # noqa: S101 - written if there was none
         return self.sealing.record.secret
 
     async def reseal(self, session_id: str) -> bool:
-        """Write it again, sealed with the first key; False if all of it is already.
+        """Encrypt a session again with the first key; return False if that is already done.
 
-        Raises like `get`.
+        Raise like `get`.
         """
         await self._for_writing()
         return await self.order.write(session_id, lambda: self._reseal(session_id))
@@ -518,20 +519,20 @@ class DatabaseStore:
                 return True
 
     def _whole(self, snapshot: StoredSnapshot, changes: Changes) -> Commit:
-        """All of it in one commit, sealed without the entries that are lost already."""
+        """Return a session as one commit, encrypted without the entries that are already lost."""
         there = {entry.seq for entry in snapshot.entries}
         lost = {*range(1, int(snapshot.head.get("last", 0)) + 1)} - there
         commit = self.sealing.commit(snapshot.name, changes, is_all=True, gone=lost)
         return changed(commit, erased=frozenset())
 
     async def finish_sealing(self) -> None:
-        """Note that every session is sealed with the first key; from now on, nothing else opens."""
+        """Record that all sessions are encrypted with the first key; others are then refused."""
         database = await self._ready()
         await self.sealing.finish(database)
         if (clean := getattr(database, "clean", None)) is not None:
             await clean()
 
-    # How it is called
+    # Calling the database
 
     def _now(self) -> int:
         return micros(self.clock())
@@ -543,20 +544,20 @@ class DatabaseStore:
 
 
 def first_changes(session: Session, changes: Changes | None) -> Changes:
-    """All changes of a session that is in no store yet; raises `StoreError` if it is in one."""
+    """Return all changes of a new session; raise `StoreError` if it already belongs to a store."""
     if changes is None or ABOUT not in changes.sections or changes.revision:
         raise StoreError(f"session {session.id!r} already belongs to a store: fork it")
     return changes
 
 
 TRIED_LIMIT = 8
-"""How many commits in a row are remembered if none of them gets an answer."""
+"""How many unanswered commits in a row are remembered."""
 
 
 class TriedCommits:
-    """What each session object tried to commit, as long as the outcome is unknown to it.
+    """The commits that each session object has tried and whose outcome it doesn't know.
 
-    A commit's answer may get lost. The random id in the head shows whose commit was the last.
+    A commit's reply may get lost. The random id in the head shows which commit was written last.
     """
 
     def __init__(self) -> None:
@@ -566,13 +567,13 @@ class TriedCommits:
         )
 
     def note(self, session: Session, changes: Changes, commit: Commit) -> None:
-        """Note that this is being tried, and may be written even if no answer arrives."""
+        """Record that this commit is being tried, and may be written even without a reply."""
         with self._lock:
             tried = self._tried.setdefault(session.tracker, deque(maxlen=TRIED_LIMIT))
             tried.append((changes, commit.commit_id))
 
     def forget(self, session: Session, *, upto: Changes) -> None:
-        """Forget what was tried before or with these changes: it no longer matters."""
+        """Forget the commits tried before or with these changes, because they no longer matter."""
         with self._lock:
             tried = self._tried.pop(session.tracker, ())
             later = [each for each in tried if each[0].revision > upto.revision]
@@ -582,7 +583,7 @@ class TriedCommits:
     def settle(
         self, session: Session, head: Mapping[str, Any], *, refused: Changes | None = None
     ) -> bool:
-        """Tell the session what was written after all; False if the head is someone else's."""
+        """Tell the session which commit was written; return False if it was another writer's."""
         revision = refused.revision if refused else session.revision
         with self._lock:
             tried = tuple(self._tried.get(session.tracker, ()))
@@ -605,16 +606,16 @@ async def sweep(
     expired: int = 0,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
 ) -> None:
-    """Remove expired data every few minutes, and report what remains, the first time at once.
+    """Remove expired data every few minutes, and announce what remains, for the first time at once.
 
-    `expired` sessions were removed just before. It returns when the store is closed; a store
-    without `wait_closed` is swept until this is cancelled.
+    `expired` is the number of sessions removed just before. This returns when the store is closed;
+    a store without `wait_closed` is swept until cancelled.
     """
 
     async def sweeps() -> None:
         removed = expired
         while True:
-            with suppress(StoreError):  # a full disk, or closed: the next round, or none, will tell
+            with suppress(StoreError):  # retried in the next round, unless closed
                 announce(await _counted(store, removed))
             await sleep(every_seconds)
             removed = 0

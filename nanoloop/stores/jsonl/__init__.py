@@ -1,4 +1,4 @@
-"""Sessions as files that a pager can show, in a folder that processes share."""
+"""Sessions as readable text files, in a folder that several processes share."""
 
 from nanoloop.stores.jsonl.store import JsonlStore
 

@@ -1,4 +1,4 @@
-"""A folder of sessions: its layout, and what its files show at a glance."""
+"""A folder of sessions: its layout, and overviews of its files."""
 
 from __future__ import annotations
 
@@ -28,66 +28,66 @@ from nanoloop.stores.jsonl.reading import SUFFIX, glance_at, glance_in
 from nanoloop.stores.snapshot import expiry, owed_session
 
 LOCK = ".lock"
-"""The folder of locks on session names. Earlier versions locked a file instead."""
+"""The folder of locks on session names, where earlier versions locked a file."""
 MARK = ".mark"
-"""The file beside them to which the marks of what is owed are linked."""
+"""The file in that folder which all marks for pending work link to."""
 KEYS = "keys"
-"""The folder of bindings."""
+"""The folder of key bindings."""
 KEYS_LOCK = ".keys"
-"""Locked while a binding is replaced that must be what it was."""
+"""Locked while a binding is replaced that must not have changed."""
 NODES = "nodes"
-"""The folder that says which processes are alive."""
+"""The folder of the living processes' files."""
 BATCH = 64
-"""How many files a thread looks at in one go."""
+"""How many files a thread reads in one go."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionFolder:
-    """Where the files of sessions are, and how they are written."""
+    """Where the session files are, and how to write them."""
 
     path: Path
     heard: HeardFiles
-    """The record of which messages were taken in them."""
+    """The record of the messages accepted in these sessions."""
     durable: bool = False
-    """Whether a commit is on the disk once it is done."""
+    """True if each commit must be on disk before it counts as done."""
     read_only: bool = False
 
     @cached_property
     def marks(self) -> OwedMarks:
-        """The marks of the sessions that may owe something."""
+        """The marks of the sessions that may have pending work."""
         return OwedMarks(self.path, mark=self.path / LOCK / MARK)
 
     def file(self, session_id: str) -> Path:
-        """Where a session's file is."""
+        """Return the path of a session's file."""
         return self.path / f"{file_name(session_id)}{SUFFIX}"
 
     def former_file(self, session_id: str) -> Path:
-        """Where earlier versions kept it."""
+        """Return the path that earlier versions gave to a session's file."""
         return self.path / f"{former_file_name(session_id)}{SUFFIX}"
 
     @contextmanager
     def locked_name(self, name: str) -> Iterator[None]:
-        """Keep others from creating or removing the file of this name; raises `BlockingIOError`."""
+        """Keep others from creating or deleting a session's file; raise `BlockingIOError`."""
         path = self.path / LOCK / name
         with locked_file(path):
             yield
-            path.unlink(missing_ok=True)  # one that a killed process left is used by the next
+            path.unlink(missing_ok=True)  # a file left by a killed process is reused
 
 
 class FolderListing:
-    """The session files of one folder."""
+    """Lists the session files of one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._heard: list[Event] = []
 
     def take_heard(self) -> list[Event]:
-        """The events to report since the last call."""
+        """Return the events to announce since the last call."""
         heard, self._heard = self._heard, []
         return heard
 
     def batches(self) -> list[Sequence[Path]]:
-        """The files, the most recently written first, in small groups."""
+        """Return the files, most recently written first, in small groups."""
         try:
             with os.scandir(self._folder) as items:
                 files = [item for item in items if item.name.endswith(SUFFIX)]
@@ -97,7 +97,7 @@ class FolderListing:
         return list(in_batches([Path(file.path) for file in files]))
 
     def glances(self, paths: Sequence[Path]) -> list[StoredSession]:
-        """What these files show, the last changed first; any that can't be read are skipped."""
+        """Return overviews of these files, last changed first; skip any that can't be read."""
         glances = []
         for path in paths:
             try:
@@ -109,24 +109,24 @@ class FolderListing:
         return sorted(glances, key=_updated_at, reverse=True)
 
     def names(self, paths: Sequence[Path]) -> list[str]:
-        """The ids that these files belong to, regardless of their contents."""
+        """Return the ids that these files belong to, even if they can't be read."""
         return [_id_of(path) for path in paths]
 
 
 def in_batches(paths: Sequence[Path]) -> Iterator[Sequence[Path]]:
-    """Split them into batches that a thread looks at in one go."""
+    """Split paths into batches, each of which a thread reads in one go."""
     return (paths[start : start + BATCH] for start in range(0, len(paths), BATCH))
 
 
 def unreadable(path: Path, error: Exception) -> Event:
-    """The event that reports a file that can't be read."""
+    """Return the event for a file that can't be read."""
     return FileUnreadable(file=path.name, error=type(error).__name__)
 
 
 def _id_of(path: Path) -> str:
     name = path.name.removesuffix(SUFFIX)
     session_id = name_of(name)
-    if session_id is None:  # the file's name is a shortened one
+    if session_id is None:  # the file's name was shortened
         with suppress(OSError, SessionDamaged):
             return str(glance_at(path).sections[ABOUT]["id"])
     return session_id or name
@@ -144,12 +144,12 @@ def _written(item: os.DirEntry[str]) -> int:
 
 
 Stamp = tuple[int, int, int]
-"""What shows that a file is unchanged."""
+"""The facts that change if a file is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owed:
-    """What a file showed when it was last looked at."""
+    """A file's pending work when it was last read."""
 
     stamp: Stamp
     kinds: frozenset[str] = NOTHING
@@ -157,33 +157,33 @@ class Owed:
     expires_at: int | None = None
 
     def is_due(self, now: int, *, pending: bool) -> bool:
-        """Whether to report it: it has not expired, and owes what is asked for."""
+        """Return True if the session has not expired and has the requested kind of pending work."""
         lives = self.expires_at is None or self.expires_at >= now
         return lives and (pending or CHAT in self.kinds)
 
 
 class OwedListing:
-    """The sessions of one folder that owe something. A file is only read again after a change."""
+    """Lists sessions with pending work in one folder; a file is read again only after a change."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self._folder = folder
         self._known: dict[str, Owed] = {}
-        """What they showed when last looked at, by file name."""
+        """The result of the last read, by file name."""
         self._heard: list[Event] = []
 
     def take_heard(self) -> list[Event]:
-        """The events to report since the last call."""
+        """Return the events to announce since the last call."""
         heard, self._heard = self._heard, []
         return heard
 
     def batches(self, *, pending: bool) -> list[Sequence[Path]]:
-        """The files in which something may be owed, in small groups."""
+        """Return the files that may have pending work, in small groups."""
         names = self._folder.marks.names(ANYTHING if pending else {CHAT})
         self._known = {name: owed for name in names if (owed := self._known.get(name))}
         return list(in_batches([self._folder.path / f"{name}{SUFFIX}" for name in names]))
 
     def owing(self, paths: Sequence[Path], *, now: int, pending: bool) -> list[OwedSession]:
-        """What is owed in these files; removes the mark of any that owes nothing."""
+        """Return the pending work of these files, and remove the marks of files without any."""
         found = []
         for path in paths:
             owed = self._owed(path)
@@ -194,7 +194,7 @@ class OwedListing:
         return found
 
     def _owed(self, path: Path) -> Owed | None:
-        """What is owed there; None if there is no such file."""
+        """Return a file's pending work, or None if the file doesn't exist."""
         name = path.name.removesuffix(SUFFIX)
         try:
             there = path.stat()
@@ -213,7 +213,7 @@ class OwedListing:
             raise
         except (OSError, SessionDamaged) as error:
             self._heard.append(unreadable(path, error))
-            return Owed(stamp=stamp, kinds=ANYTHING)  # it may owe something once it is mended
+            return Owed(stamp=stamp, kinds=ANYTHING)  # it may have pending work once it is repaired
         ends_at = expiry(stored.head)
         return Owed(
             stamp=stamp,
@@ -223,11 +223,11 @@ class OwedListing:
         )
 
     def _unmark(self, path: Path) -> None:
-        """Remove its marks unless something is about to be owed there."""
+        """Remove a file's marks, unless new work is about to be recorded."""
         if self._folder.read_only:
             return
         name = path.name.removesuffix(SUFFIX)
-        # Locked by a writer, or broken: the next look will tell.
+        # If a writer holds the lock or the file is damaged, the next check decides.
         with suppress(OSError, SessionDamaged), self._folder.locked_name(name):
             try:
                 with locked_file(path, os.O_RDWR) as fd:

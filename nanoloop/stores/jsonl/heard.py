@@ -1,4 +1,4 @@
-"""Which messages were taken: lines in one file per chat, beside the sessions."""
+"""The record of accepted messages: one file per chat, beside the sessions."""
 
 from __future__ import annotations
 
@@ -28,42 +28,43 @@ from nanoloop.stores.database import COMMIT_ID, HEARD_SECONDS, Commit, HeardMess
 from nanoloop.stores.jsonl.reading import SUFFIX, glance_at
 
 FOLDER = "heard"
-"""The name of their folder."""
+"""The name of the folder for these files."""
 IN_MEMORY = 200_000
-"""About how many ids are in memory, for all chats; for other chats the file is read again."""
+"""Roughly how many ids are kept in memory for all chats; other chats' files are read again."""
 FEW = 100
-"""How many lines may be obsolete in any file."""
+"""How many lines in a file may be obsolete in any case."""
 
 
 class HeardFiles:
-    """The files of one folder, which any number of processes share; it blocks.
+    """The files of one folder, shared by any number of processes; methods block.
 
-    A commit's messages are written before it, in a line without its end, which is added after it. A
-    process that finds a line without its end checks whether that commit was made. So each message
-    is taken once, even if a process is killed between any two steps.
+    Before a commit, its messages are written in a line that lacks its newline, which is added after
+    the commit. A process that finds such a line checks if the commit was made. So each message is
+    accepted only once, even if a process is killed between any two steps.
     """
 
     def __init__(self, sessions: Path) -> None:
-        """The folder is created with its first file, inside the sessions' folder."""
+        """Create the object; the folder is created with its first file, in the sessions' folder."""
         self._sessions = sessions
         self._folder = sessions / FOLDER
         self._guard = RLock()
         self._chats: OrderedDict[str, ChatIds] = OrderedDict()
-        """What is known about the chats' files, the last used at the end."""
+        """The contents of the chats' files, last used at the end."""
         self._learned = 0
         """How many ids were added since they were last counted."""
         self._since = 0
-        """Anything older was forgotten by the last sweep."""
+        """The last sweep forgot everything older than this."""
 
-    # Taking
+    # Recording
 
     @contextmanager
     def taking(self, commit: Commit) -> Iterator[Callable[[], bool]]:
-        """Make the commit inside, then call what this yields: nobody else takes its messages.
+        """Make the commit inside the block, then call the function that this yields.
 
-        It returns whether they are noted for good; if not, `settle` must be called later. Raises
-        `AlreadyHeard` if one was taken before, and `BlockingIOError` if another process is taking
-        messages of that chat; then nothing was done.
+        Meanwhile nobody else can record its messages. The function returns True if they are
+        recorded permanently; otherwise, call `settle` later. Raise `AlreadyHeard` if a message was
+        recorded before, or `BlockingIOError` if another process is recording messages of the chat;
+        in both cases nothing was done.
         """
         wanted = _by_chat(commit.heard)
         with ExitStack() as stack:
@@ -75,7 +76,7 @@ class HeardFiles:
                 _append(file.fd, line)
 
             def is_noted() -> bool:
-                with suppress(OSError):  # the commit stands, and says so to whoever looks
+                with suppress(OSError):  # the commit is valid, and a later check finds it
                     for file, line in zip(files, lines, strict=True):
                         self._end(file, line)
                         self._tidy(file)
@@ -85,9 +86,9 @@ class HeardFiles:
             yield is_noted
 
     def settle(self, chats: Iterable[str]) -> None:
-        """End or drop the unfinished lines of these chats; raises `BlockingIOError`.
+        """Complete or drop these chats' unfinished lines; raise `BlockingIOError`.
 
-        Call this with the session locked, before another commit replaces the one that the
+        The session must be locked, and no later commit may have replaced the one that the
         unfinished lines belong to.
         """
         for chat in chats:
@@ -96,7 +97,7 @@ class HeardFiles:
 
     @contextmanager
     def _locked(self, chat: str, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[ChatFile]:
-        """The chat's file, locked; its content is known, and it ends with a whole line."""
+        """Open and lock a chat's file, load its content, and make it end with a whole line."""
         with ExitStack() as stack:
             try:
                 fd = stack.enter_context(locked_file(self._path(chat), flags))
@@ -114,7 +115,7 @@ class HeardFiles:
             yield file
 
     def _settle(self, file: ChatFile) -> None:
-        """End or drop the unfinished line: its process is dead, or failed."""
+        """Complete or drop the unfinished line of a process that died or failed."""
         rest, file.known.rest = file.known.rest, b""
         if self._is_made(rest):
             self._end(file, rest)
@@ -122,7 +123,7 @@ class HeardFiles:
             os.ftruncate(file.fd, file.known.size)
 
     def _end(self, file: ChatFile, line: bytes, end: bytes = b"\n") -> None:
-        """Write the end of a line, which makes the line count."""
+        """Write the end of a line, which makes the line valid."""
         with self._guard:
             _append(file.fd, end)
             self._learn(file.known, line + end)
@@ -135,16 +136,16 @@ class HeardFiles:
         return False
 
     def _tidy(self, file: ChatFile) -> None:
-        """Rewrite the file if most of it is obsolete; it must not be used after this."""
+        """Rewrite the file if most of it is obsolete; don't use the file afterwards."""
         with self._guard:
             file.known.forget(self._since)
             if file.known.obsolete > max(FEW, len(file.known.ids)):
                 replace_file(self._path(file.chat), file.known.dumped(file.chat), durable=False)
 
-    # Looking
+    # Reading
 
     def has(self, chat: str, message_id: str) -> bool:
-        """Like `Database.has_heard`."""
+        """Like `Database.has_heard`, but blocking."""
         with self._guard, self._opened(chat) as known:
             if known is None:
                 return False
@@ -154,11 +155,11 @@ class HeardFiles:
             return message_id in line.get("ids", ()) and self._is_made(known.rest)
 
     def all(self) -> list[Path]:
-        """The files of all chats."""
+        """Return the files of all chats."""
         return sorted(self._folder.glob(f"*{SUFFIX}"))
 
     def messages(self, path: Path) -> list[HeardMessage]:
-        """The messages noted in this file."""
+        """Return the messages recorded in this file."""
         try:
             first, *lines = load_file(path).split(b"\n")
         except FileNotFoundError:
@@ -181,10 +182,10 @@ class HeardFiles:
         finally:
             os.close(fd)
 
-    # From elsewhere, and the end
+    # Copies and removal
 
     def hear(self, messages: Sequence[HeardMessage]) -> None:
-        """Like `Database.hear`; raises `BlockingIOError`, after which it may be called again."""
+        """Like `Database.hear`; raise `BlockingIOError`, after which it may be called again."""
         by_chat = sorted(messages, key=lambda message: message.chat)
         for chat, group in groupby(by_chat, key=lambda message: message.chat):
             with self._locked(chat) as file:
@@ -194,7 +195,7 @@ class HeardFiles:
                 self._end(file, b"", b"".join(lines))
 
     def forget(self, now: int) -> None:
-        """Forget what is too old, and remove the files of chats that have fallen silent."""
+        """Forget old messages, and delete the files of inactive chats."""
         with self._guard:
             self._since = max(self._since, now - HEARD_SECONDS * 1_000_000)
         for path in self.all():
@@ -202,10 +203,10 @@ class HeardFiles:
                 if os.fstat(fd).st_mtime_ns < self._since * 1000:
                     path.unlink()
 
-    # In memory
+    # Memory
 
     def _caught_up(self, chat: str, fd: int) -> ChatIds:
-        """What is known about this chat, with its file's new lines; call it under the guard."""
+        """Return the chat's ids, including its file's new lines; call this under `_guard`."""
         there, known = os.fstat(fd), self._chats.get(chat)
         if known is None or not known.is_of(fd, there):
             known = self._chats[chat] = ChatIds(path=self._path(chat), inode=there.st_ino)
@@ -219,7 +220,7 @@ class HeardFiles:
         return known
 
     def _learn(self, known: ChatIds, lines: bytes) -> None:
-        """Take in these lines, and drop the least recently used chats if too many ids are held."""
+        """Add the ids in these lines; drop the least recently used chats to save memory."""
         before = len(known.ids)
         known.learn(lines)
         self._learned += len(known.ids) - before
@@ -237,42 +238,42 @@ class HeardFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFile:
-    """The file of a chat, open and locked."""
+    """A chat's file, open and locked."""
 
     chat: str
     fd: int
     known: ChatIds
 
     def has_any(self, names: Sequence[str], since: int) -> bool:
-        """Whether one of these was taken since then."""
+        """Return True if one of these ids was recorded since then."""
         return any(self.known.ids.get(name, since - 1) >= since for name in names)
 
 
 @dataclass(slots=True, kw_only=True)
 class ChatIds:
-    """The ids of one chat, as far as its file is known."""
+    """The ids of one chat, as read from its file so far."""
 
     path: Path
     inode: int
     first: bytes = b""
-    """The line that the file begins with; no other has the same."""
+    """The file's first line, which is unique."""
     size: int = 0
-    """Where the known lines end."""
+    """The offset at which the known lines end."""
     rest: bytes = b""
-    """What followed them at the last look: a line without its end."""
+    """The unfinished line after them at the last read."""
     ids: dict[str, int] = field(default_factory=dict)
-    """When each was taken, in the order in which they were noted."""
+    """The time at which each id was recorded, in the order recorded."""
     obsolete: int = 0
-    """How many were noted but are not among them any more."""
+    """How many recorded ids are no longer among these."""
 
     def is_of(self, fd: int, there: os.stat_result) -> bool:
-        """Whether this is the known file; one that grew is checked."""
+        """Return True if this is the known file; one that has grown is checked."""
         if there.st_ino != self.inode or there.st_size <= self.size:
             return there.st_ino == self.inode and there.st_size == self.size
-        return os.pread(fd, len(self.first), 0) == self.first  # no other file's number again
+        return os.pread(fd, len(self.first), 0) == self.first  # the inode may belong to a new file
 
     def learn(self, data: bytes) -> None:
-        """Take in whole lines, which begin where the known ones end."""
+        """Add whole lines, which start where the known lines end."""
         self.first = self.first or data[: data.find(b"\n") + 1]
         for name, at in _ids_in(data.splitlines()):
             self.obsolete += name in self.ids
@@ -280,13 +281,13 @@ class ChatIds:
         self.size += len(data)
 
     def forget(self, since: int) -> None:
-        """Drop those at the beginning that are older."""
+        """Drop the older ids at the beginning."""
         while self.ids and self.ids[first := next(iter(self.ids))] < since:
             del self.ids[first]
             self.obsolete += 1
 
     def dumped(self, chat: str) -> bytes:
-        """The content of a file with all that is known."""
+        """Return the content of a new file with all known ids."""
         lines = [_line([name], at) + b"\n" for name, at in self.ids.items()]
         return b"".join([_first_line(chat), *lines])
 
@@ -306,7 +307,7 @@ _encoded = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _line(names: Sequence[str], at: int, *, commit: Commit | None = None) -> bytes:
-    """A line, without its end."""
+    """Return a line without its newline."""
     by = {"in": commit.id, "by": commit.commit_id} if commit else {}
     return _encoded({"at": at, "ids": names, **by}).encode()
 
@@ -317,7 +318,7 @@ def _append(fd: int, data: bytes) -> None:
 
 
 def _read(line: bytes) -> Mapping[str, Any]:
-    """The object in a line; empty if there is none."""
+    """Return the JSON object in a line, or an empty one."""
     try:
         found = json.loads(line)
     except ValueError:

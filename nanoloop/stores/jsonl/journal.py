@@ -1,10 +1,10 @@
-"""One session on disk: created, read, appended to, removed.
+"""One session on disk: create, read, append, remove.
 
-Each method of a `Journal` runs in a worker thread from beginning to end, and no two that write run
-at once. A commit is prepared and then written, in two steps; in between, another may be written, by
-a cancelled task, in another event loop or in another process. The file then refuses the first, and
-it is prepared again. Methods that write raise `BlockingIOError`, before they do anything, while
-another process has the file locked; the caller should try again a moment later.
+Each method of a `Journal` runs in a worker thread from start to end, and no two writing methods run
+at once. A commit is prepared and written in two steps. In between, another commit may be written by
+a cancelled task, another event loop or another process; the file then refuses the first commit,
+which is prepared again. While another process has the file locked, writing methods raise
+`BlockingIOError` before they do anything, and the caller should retry a moment later.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class Journal:
-    """The file of one id, opened when it is needed."""
+    """The file of one session, opened when needed."""
 
     def __init__(self, folder: SessionFolder, session_id: str) -> None:
         self.id = session_id
@@ -65,16 +65,16 @@ class Journal:
 
     @property
     def is_open(self) -> bool:
-        """Whether it holds its file open."""
+        """True while the journal holds its file open."""
         return self._file is not None
 
     def take_heard(self) -> list[Event]:
-        """The events since the last call."""
+        """Return the events since the last call."""
         heard, self._heard = self._heard, []
         return heard
 
     def _opened(self) -> LogFile | None:
-        """The file, caught up with what was written to it; None if there is none."""
+        """Return the file, updated with what was written to it, or None if it doesn't exist."""
         if self._file is not None and self._file.is_gone:
             self._forget()
             self._unreadable = self._set_aside()
@@ -86,17 +86,17 @@ class Journal:
 
     @contextmanager
     def _alone(self) -> Iterator[LogFile | None]:
-        """The current file, with no other process writing to it; None if there is none."""
+        """Yield the current file, locked against other processes, or None if it doesn't exist."""
         while (file := self._opened()) is not None:
             with file.alone():
-                if not file.is_gone:  # else it was replaced before it was locked
+                if not file.is_gone:  # otherwise it was replaced before being locked
                     file.catch_up()
                     yield file
                     return
         yield None
 
     def _found(self) -> LogFile | None:
-        """Its file; it has its former name only until a process that may write renames it."""
+        """Open the file, under its former name if no writing process has renamed it yet."""
         for path in self._places():
             with suppress(FileNotFoundError):
                 return LogFile(path, self.id, folder=self._folder, guard=self._lock)
@@ -106,10 +106,10 @@ class Journal:
         yield self._path
         if self._former == self._path:
             return
-        # A file system that ignores case may find another session's there.
+        # A file system that ignores case may find another session's file here.
         if self._former.exists() and self._former in self._former.parent.iterdir():
             yield self._former
-        yield self._path  # it may have been renamed just now
+        yield self._path  # perhaps renamed just now
 
     def _forget(self) -> None:
         if self._file is not None:
@@ -119,21 +119,21 @@ class Journal:
     # Reading
 
     def head(self) -> Mapping[str, Any] | None:
-        """Like `Database.head`."""
+        """Like `Database.head`, but blocking."""
         with self._lock:
             file = self._opened()
             return None if file is None else file.state.head
 
     def window(self) -> StoredSession | None:
-        """Like `Database.window`."""
+        """Like `Database.window`, but blocking."""
         return self._read(SessionReader.window)
 
     def whole(self) -> StoredSession | None:
-        """Like `Database.whole`."""
+        """Like `Database.whole`, but blocking."""
         return self._read(SessionReader.whole)
 
     def between(self, after: int, upto: int | None, limit: int | None) -> Sequence[Entry]:
-        """Like `Database.between`."""
+        """Like `Database.between`, but blocking."""
         return self._read(lambda reader: reader.between(after, upto, limit)) or ()
 
     def _read(self, read: Callable[[SessionReader], T]) -> T | None:
@@ -142,7 +142,7 @@ class Journal:
 
     @contextmanager
     def _reader(self) -> Iterator[SessionReader | None]:
-        """Read what is durable now; a concurrent commit is not delayed and not seen."""
+        """Yield a reader of the durable data; a concurrent commit is neither delayed nor seen."""
         with self._lock:
             file = self._opened()
             if file is not None:
@@ -161,18 +161,19 @@ class Journal:
     # Writing
 
     def insert(self, commit: Commit, over: int | None) -> bool:
-        """Like `Database.insert`: the file is created whole, or not at all."""
+        """Like `Database.insert`: create the file completely, or not at all."""
         with self._lock:
             with self._folder.locked_name(self._name), self._alone() as old:
                 if (None if old is None else old.state.revision) != over:
                     return False
-                # What the old one owed stays marked: others may write to the new one at once.
+                # The old file's marks stay for now, because others may write to the new file at
+                # once.
                 self._put(old, new_file(commit), commit, durable=self._folder.durable)
             self._forget()
             return True
 
     def rewrite(self, commit: Commit, now: int) -> int | None:
-        """Like `Database.commit`, for a commit that erases."""
+        """Like `Database.commit`, for a commit that erases entries."""
         with self._lock:
             with self._alone() as file:
                 stood = self._stands(file, now)
@@ -184,7 +185,7 @@ class Journal:
             return stood
 
     def ready(self, commit: Commit, now: int) -> Ready:
-        """What to write for this commit, and where."""
+        """Return the bytes to write for a commit, and the file to write them to."""
         with self._lock, self._alone() as file:
             stood = self._stands(file, now)
             if file is None or stood != commit.revision:
@@ -193,7 +194,7 @@ class Journal:
             return Ready(stood=stood, file=file, data=file.placed(commit))
 
     def ready_nowait(self, commit: Commit, now: int) -> Ready | None:
-        """Like `ready`, if that needs no disk access; otherwise None."""
+        """Like `ready`, but return None if disk access would be needed."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -213,13 +214,13 @@ class Journal:
         self._heard += file.repair()
         erasure = Erasure.of(file, commit.erased)
         erase_in_copies(self._path, erasure.traces)
-        # Onto the disk in any case: it takes the place of a whole history.
+        # Durable in any case, because it replaces a whole history.
         self._put(file, erasure.file(file.fd, commit), commit, durable=True)
 
     def _put(
         self, old: LogFile | None, data: bytes | Iterable[bytes], commit: Commit, *, durable: bool
     ) -> None:
-        """Replace the old file, which is locked, with a new one; `old` is None if there is none."""
+        """Replace the old file, which is locked, or create the first one if `old` is None."""
         if old is not None:
             old.settle()
         self._folder.marks.add(self._name, kinds_owed(commit.head))
@@ -231,7 +232,7 @@ class Journal:
         return SetAside(self._path, session_id=self.id, read_only=self._folder.read_only)
 
     def remove(self) -> None:
-        """Remove the file and its copies, whatever is in it; a missing one is fine."""
+        """Remove the file and its copies, whatever they contain; a missing file is ignored."""
         with self._lock, self._folder.locked_name(self._name):
             with suppress(StoreError), self._alone() as file:
                 if file is not None:
@@ -242,7 +243,7 @@ class Journal:
             self._removed()
 
     def remove_if_expired(self, now: int) -> bool:
-        """Remove the file if the session expired before now; returns whether it was removed."""
+        """Remove the file if the session expired before `now`; return True if it was removed."""
         with self._lock:
             with self._folder.locked_name(self._name), self._alone() as file:
                 if file is None or self._stands(file, now) is not None:
@@ -254,7 +255,7 @@ class Journal:
             return True
 
     def _removed(self) -> None:
-        """Remove everything else that belongs to it."""
+        """Remove everything else that belongs to the session."""
         removed_copies(self._path)
         self._folder.marks.remove(self._name, ANYTHING)
         if self._folder.durable:
@@ -263,7 +264,7 @@ class Journal:
     # Closing
 
     def close_if_idle(self) -> bool:
-        """Close the file unless it is in use; returns whether it did."""
+        """Close the file unless it is in use; return True if it was closed."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -273,14 +274,14 @@ class Journal:
             self._lock.release()
 
     def close(self) -> None:
-        """Close the file as soon as no thread is writing to it."""
+        """Close the file once no thread is writing to it."""
         with self._lock:
             self._forget()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A commit ready to be written; with no file there is nothing to write."""
+    """A commit ready to be written; without a file there is nothing to write."""
 
     stood: int | None
     file: LogFile | None = None
@@ -298,8 +299,8 @@ class Ready:
     "remove",
     "remove_if_expired",
 )
-class AsyncJournal(AsyncBase):  # type: ignore[type-arg] # it takes none when it runs
-    """A journal with awaitable methods, like any file of aiofiles: one thread hop each."""
+class AsyncJournal(AsyncBase):  # type: ignore[type-arg] # the class takes no parameter at runtime
+    """A journal with awaitable methods, like a file of aiofiles; each call uses a thread once."""
 
     head: Callable[[], Awaitable[Mapping[str, Any] | None]]
     window: Callable[[], Awaitable[StoredSession | None]]
@@ -312,7 +313,7 @@ class AsyncJournal(AsyncBase):  # type: ignore[type-arg] # it takes none when it
     remove_if_expired: Callable[[int], Awaitable[bool]]
 
     def __init__(self, journal: Journal, executor: Executor | None) -> None:
-        super().__init__(journal, None, executor)  # type: ignore[arg-type] # it is a file to it
+        super().__init__(journal, None, executor)  # type: ignore[arg-type] # AsyncBase expects a file
         self.id = journal.id
         self._journal = journal
         self._threads = executor
@@ -320,7 +321,7 @@ class AsyncJournal(AsyncBase):  # type: ignore[type-arg] # it takes none when it
     async def commit(self, commit: Commit, now: int) -> int | None:
         """Like `Database.commit`; all lines are written in one call."""
         ready = self._journal.ready_nowait(commit, now) or await self.ready(commit, now)
-        # Another commit may have come first: then nothing was written.
+        # If another commit was first, nothing was written.
         while ready.file is not None and not await self._opened(ready.file).write(ready.data):
             ready = await self.ready(commit, now)
         return ready.stood
@@ -338,22 +339,24 @@ class OpenFiles:
         self._limit = max(1, limit)
         self._recent: OrderedDict[str, Journal] = OrderedDict()
         self._known: WeakValueDictionary[str, Journal] = WeakValueDictionary()
-        """Includes closed ones whose work still waits for a thread: an id never has two."""
+        """Includes closed journals with work waiting for a thread, so that an id never has two
+        journals.
+        """
 
     def __len__(self) -> int:
-        """How many may be open."""
+        """Return how many journals may be open."""
         return len(self._recent)
 
     def journal(self, session_id: str) -> Journal:
-        """The one journal of this id."""
+        """Return the only journal of this id."""
         journal = self._known.get(session_id)
         if journal is None:
             journal = self._known[session_id] = self._make(session_id)
         return journal
 
     def used(self, journal: Journal) -> None:
-        """Keep this one open, and close the least recently used ones beyond the limit."""
-        if not journal.is_open and journal.close_if_idle():  # there is no such session
+        """Keep a journal open, and close the least recently used ones beyond the limit."""
+        if not journal.is_open and journal.close_if_idle():  # the session doesn't exist
             self._recent.pop(journal.id, None)
             return
         self._recent[journal.id] = journal

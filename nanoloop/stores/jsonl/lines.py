@@ -1,4 +1,4 @@
-"""The lines of a session's file: their contents and positions."""
+"""The lines of a session's file: their content and positions."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from nanoloop.stores.snapshot import encoded
 
 ENTRY, SECTION, HEAD, METADATA = "entry", "section", "head", "metadata"
 UNREADABLE = ""
-"""The kind of a line that neither this nor any other version understands."""
+"""The kind of a line that no version understands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """A line as read from the file."""
+    """A line read from the file."""
 
     offset: int
     end: int
-    """Where the next line begins."""
+    """The offset at which the next line begins."""
     kind: str
     value: Any = None
-    """An `Entry`, a section's value, or any other line's object; the bytes if unreadable."""
+    """An `Entry`, a section's value, or another line's object; the bytes if unreadable."""
     name: str = ""
     """The section's name."""
 
 
 def encoded_line(record: Mapping[str, Any]) -> bytes:
-    """A record as one line; raises `StoreError` if it can't be encoded as JSON."""
+    """Encode a record as one line; raise `StoreError` if it has no JSON form."""
     return encoded(record, kind=record.get("_type", "record")) + b"\n"
 
 
 def entry_line(seq: int, text: bytes) -> bytes:
-    """The line of an entry, given its number and its JSON without the number."""
+    """Return an entry's line, given its number and its JSON without the number."""
     return b'{"_type":"entry","seq":%d,%s\n' % (seq, text[1:])
 
 
 def section_line(name: str, value: Any) -> bytes:
-    """The line for a section's newest value."""
+    """Return the line for a section's newest value."""
     return encoded_line({"_type": SECTION, "name": name, "value": value})
 
 
 def head_line(head: Mapping[str, Any], at: Mapping[str, int], took: Collection[str] = ()) -> bytes:
-    """The line that ends a commit: the session's head, and the byte position of each part.
+    """Return the line that ends a commit: the head, and the byte position of each part.
 
-    `took` lists the chats whose messages it accepted.
+    `took` lists the chats whose messages the commit records.
     """
     return encoded_line({"_type": HEAD, **head, **({"took": [*took]} if took else {}), "at": at})
 
 
 def decoded(data: bytes, offset: int, end: int) -> LogLine:
-    """Decode a line; an unreadable one keeps its bytes."""
+    """Decode a line; an unreadable line keeps its bytes."""
     try:
         record = json.loads(data.decode())
         return _read(record, offset, end)
@@ -77,9 +77,9 @@ def _read(record: dict[str, Any], offset: int, end: int) -> LogLine:
 
 
 def _check_head(record: dict[str, Any]) -> None:
-    """Raise if a head has no revision, no last number or no places.
+    """Raise if a head has no revision, last number or positions.
 
-    Invalid places are dropped; invalid numbers are corrected when they are read.
+    Invalid positions are dropped; invalid numbers are corrected when they are read.
     """
     int(record["rev"])
     places = record["at"].items()
@@ -87,7 +87,7 @@ def _check_head(record: dict[str, Any]) -> None:
 
 
 def lines_in(data: bytes, offset: int) -> Iterator[LogLine]:
-    """The lines in a piece of a file that begins at `offset`; blank lines are skipped."""
+    """Yield the lines in a part of a file that begins at `offset`; skip blank lines."""
     start = 0
     while start < len(data):
         found = data.find(b"\n", start)
@@ -99,13 +99,13 @@ def lines_in(data: bytes, offset: int) -> Iterator[LogLine]:
 
 
 ROOM = 4096
-"""The size of the first line in bytes, with its newline; larger only if created larger."""
+"""The first line's size in bytes, with its newline; larger if the line was created larger."""
 FORMAT = 2
-"""Earlier versions only know format 1, which has no marks for what is owed."""
+"""Earlier versions know only format 1, which has no marks for pending work."""
 
 
 def first_line(about: Mapping[str, Any], summary: str) -> bytes:
-    """The padded first line of a new file."""
+    """Return the padded first line of a new file."""
     record = _record(about, summary)
     needed = len(encoded_line(_record(about, ""))) + 1024
     return _padded(record, max(ROOM, needed))
@@ -114,14 +114,14 @@ def first_line(about: Mapping[str, Any], summary: str) -> bytes:
 def renewed(
     line: Mapping[str, Any], room: int, *, about: Mapping[str, Any] | None, summary: str | None
 ) -> bytes:
-    """The same line with the changes, padded to exactly the same size."""
+    """Return the first line with these changes, padded to exactly the same size."""
     about = about_in(line) if about is None else about
     summary = str(line.get("summary") or "") if summary is None else summary
     return _padded(_record(about, summary), room)
 
 
 def about_in(line: Mapping[str, Any]) -> dict[str, Any]:
-    """What the line says about the session."""
+    """Return the session's identity from the first line."""
     return {k: v for k, v in line.items() if k not in {"_type", "format", "summary"}}
 
 
@@ -135,7 +135,7 @@ def _padded(record: Mapping[str, Any], room: int) -> bytes:
 
 
 def _fitting(record: Mapping[str, Any], room: int) -> bytes:
-    """The record as a line that fits, dropping values that are only copies as needed."""
+    """Return the record as a line that fits, dropping values that are only copies."""
     whole = encoded_line(record)
     if len(whole) <= room:
         return whole

@@ -1,4 +1,4 @@
-"""One open session file: appended to, repaired, and rewritten to erase entries."""
+"""An open session file: append to it, repair it, and rewrite it to erase entries."""
 
 from __future__ import annotations
 
@@ -62,28 +62,29 @@ from nanoloop.stores.snapshot import as_it_is, decoding, head_of, pending_start
 
 
 class PlacedBytes(bytes):
-    """A commit as bytes for one place: the end of the file as it was when they were made.
+    """A commit as bytes for one position, the file's end at the time they were made.
 
-    The file may have received another commit since, from a cancelled task, another event loop or
-    another process: `LogFile.write` then writes none of them.
+    If another commit was written since, by a cancelled task, another event loop or another process,
+    `LogFile.write` writes none of the bytes.
     """
 
     before: FileState
-    """The state of the file before the commit."""
+    """The file's state before the commit."""
     after: FileState
-    """The state of the file once the bytes are written."""
+    """The file's state once the bytes are written."""
     commit: Commit
 
 
 class LogFile(FileIO):
-    """A file that is only ever appended to, except for its first line; other processes do so too.
+    """A file to which processes only append, except for changes to its first line.
 
-    What is known about it here holds only while its place and length stay the same: a writer locks
-    it and looks again. A reader needs no lock, since a commit without its head isn't there yet.
+    The state kept here is valid only while the file's inode and length stay the same: a writer
+    locks the file and checks again. A reader needs no lock, because a commit without its head is
+    not visible yet.
     """
 
     def __init__(self, path: Path, session_id: str, *, folder: SessionFolder, guard: RLock) -> None:
-        """Hold `guard` to write to the file, or to learn its state."""
+        """Open the file; hold `guard` to write to it or to read its state."""
         super().__init__(path, "rb" if folder.read_only else "r+b", opener=opener)
         self._path = path
         self._id = session_id
@@ -101,43 +102,43 @@ class LogFile(FileIO):
             raise
 
     def __del__(self) -> None:
-        """Close it quietly if the store was not closed: everything saved has been written."""
+        """Close the file quietly if the store was not closed; everything saved has been written."""
         self.close()
 
     @property
     def fd(self) -> int:
-        """Its file descriptor."""
+        """The file's descriptor."""
         return self.fileno()
 
     @property
     def is_gone(self) -> bool:
-        """Whether it was removed, replaced or renamed."""
+        """True if the file was removed, replaced or renamed."""
         return self._there is None
 
     @property
     def _there(self) -> os.stat_result | None:
-        """Its status on disk; None if its name no longer refers to it."""
+        """The file's status on disk; None if its name no longer refers to it."""
         try:
-            there = os.stat(self._path)  # noqa: PTH116 - a part of each commit
+            there = os.stat(self._path)  # noqa: PTH116 - called for each commit
         except FileNotFoundError:
             return None
         return there if there.st_ino == self._inode else None
 
     @property
     def is_whole(self) -> bool:
-        """Whether the next line can start at its end, as far as is known."""
+        """True if the next line can start at the known end."""
         return not (self.state.torn or self.state.open_ended)
 
     def catch_up(self) -> None:
-        """Read what others have added."""
-        # What is torn may have been cut off, and something else of that length been written.
+        """Read what other processes have added."""
+        # A torn end may have been cut off and replaced by other data of the same length.
         if not self.is_whole or os.fstat(self.fd).st_size != self.state.size:
             with decoding(self._id):
                 self._look()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other writers out meanwhile; raises `BlockingIOError` if one is writing."""
+        """Keep other writers out; raise `BlockingIOError` if one is writing."""
         lock(self.fd)
         try:
             yield
@@ -150,9 +151,9 @@ class LogFile(FileIO):
         head, at = head_of(self._id, found.head, as_it_is), found.at
         self.state: FileState = replace(found, head=head)
         self._owed = kinds_owed(head)
-        self._marked = NOTHING  # a file may have been brought by hand
+        self._marked = NOTHING  # the file may have been copied by hand
         self._is_settled = not found.took
-        """Whether the messages that the last commit took are recorded permanently."""
+        """True if the messages of the last commit are recorded permanently."""
         self.marks = Marks()
         self.marks.add(int(head.get("covered", 0)) + 1, at.get(PENDING, 0))
         self.marks.add(int(head["window"]), at.get(WINDOW, 0))
@@ -175,7 +176,7 @@ class LogFile(FileIO):
             )
 
     def placed(self, commit: Commit) -> PlacedBytes:
-        """The bytes of this commit for the present end; raises `StoreError` if it is not JSON."""
+        """Return a commit's bytes for the current end; raise `StoreError` if JSON can't hold it."""
         before = self.state
         try:
             data, after = written(commit, at=before.at, base=before.size, marks=self.marks)
@@ -187,10 +188,10 @@ class LogFile(FileIO):
         return placed
 
     def write(self, data: Any, /) -> int:
-        """Write all of a commit's bytes, or none: 0 if their place is no longer the file's end.
+        """Write all of a commit's bytes; return 0 if their position is no longer the file's end.
 
-        Raises errors of the disk, leaving nothing behind, as well as `AlreadyHeard`, and
-        `BlockingIOError` if another process is writing.
+        Raise disk errors, leaving nothing behind, `AlreadyHeard`, and `BlockingIOError` if another
+        process is writing.
         """
         with self._guard:
             try:
@@ -228,9 +229,9 @@ class LogFile(FileIO):
         return True
 
     def settle(self) -> None:
-        """Permanently record what the last commit took, before there is another.
+        """Permanently record the last commit's messages before the next commit.
 
-        The caller must hold the lock; raises `BlockingIOError`.
+        The caller must hold the lock. Raise `BlockingIOError` if a chat's file is locked.
         """
         if not self._is_settled:
             self._folder.heard.settle(self.state.took)
@@ -243,19 +244,20 @@ class LogFile(FileIO):
             if self._folder.durable:
                 os.fsync(self.fd)
         except BaseException:
-            # Where even this fails, the next one who writes finds it torn, or knows it by its id.
+            # If even this fails, the next writer sees a torn end, or recognises the commit by its
+            # id.
             with suppress(OSError):
                 os.ftruncate(self.fd, data.before.size)
             raise
 
     def repair(self) -> list[Event]:
-        """Make the file end with a whole line; returns events to announce.
+        """Make the file end with a whole line; return events to announce.
 
-        The caller must hold the lock, and have just looked at the file.
+        The caller must hold the lock and have just read the state.
         """
         old = self.state
         torn = read_span(self.fd, old.size, old.size + old.torn)
-        if torn:  # who knows what it was: another program may have written it, or a later version
+        if torn:  # perhaps written by another program or a later version
             keep_beside(self._path, [torn], durable=self._folder.durable)
             os.ftruncate(self.fd, old.size)
         if old.open_ended:
@@ -265,11 +267,11 @@ class LogFile(FileIO):
         return [told] if torn else []
 
     def _renew_first_line(self, sections: Mapping[str, Any]) -> None:
-        """Update the copy for people; the authoritative data is already written."""
+        """Update the copy for readers; the authoritative data is already written."""
         about, summary = sections.get(ABOUT), summary_text(sections)
         if about is None and summary is None:
             return
-        with suppress(OSError):  # the commit stands; the copy is renewed with the next change
+        with suppress(OSError):  # the commit is valid; the next change updates the copy
             line = line_at(self.fd, 0, self.state.size)
             if line is None or line.kind != METADATA:  # never overwrite what can't be read
                 return
@@ -281,9 +283,9 @@ class LogFile(FileIO):
 def written(
     commit: Commit, *, at: Mapping[str, int], base: int, marks: Marks
 ) -> tuple[bytes, FileState]:
-    """A commit as bytes to write at `base`, and the state of the file afterwards.
+    """Return a commit as bytes to write at `base`, and the file's state afterwards.
 
-    The bytes are the entries, the changed sections, and finally the head with its places.
+    The bytes are the entries, the changed sections, and finally the head with all positions.
     """
     data = bytearray()
     for entry, text in zip(commit.entries, commit.texts, strict=True):
@@ -302,13 +304,13 @@ def written(
 
 
 def new_file(commit: Commit) -> bytes:
-    """The bytes of a file that begins with this commit."""
+    """Return the bytes of a file that begins with this commit."""
     first = first_line(commit.sections[ABOUT], summary_text(commit.sections) or "")
     return first + written(commit, at={}, base=len(first), marks=Marks())[0]
 
 
 def summary_text(sections: Mapping[str, Any]) -> str | None:
-    """The summary's text, if it is among these sections; "" if it is sealed."""
+    """Return the summary's text if it is among these sections; "" if it is encrypted."""
     value = sections.get(SUMMARY)
     if isinstance(value, Mapping):
         value = value.get("value", "")
@@ -316,7 +318,7 @@ def summary_text(sections: Mapping[str, Any]) -> str | None:
 
 
 class SetAside:
-    """The unreadable lines of one file."""
+    """Copies the unreadable lines of one file."""
 
     def __init__(self, path: Path, *, session_id: str, read_only: bool) -> None:
         self._path = path
@@ -325,14 +327,14 @@ class SetAside:
         self._told: set[int] = set()
 
     def settle(self, fd: int, lines: Iterable[LogLine]) -> list[Event]:
-        """Copy the new ones; returns events to announce."""
+        """Copy the lines that are new, and return events to announce."""
         met = {line.offset: line for line in lines if line.offset not in self._told}
         self._told.update(met)
         fresh = list(met.values())
         if fresh and not self._read_only:
             try:
                 kept = set(keep_beside(self._path, [line.value for line in fresh]))
-            except BlockingIOError:  # whoever reads next sees to it
+            except BlockingIOError:  # the next reader does it
                 self._told.difference_update(met)
                 return []
             fresh = [line for line in fresh if line.value in kept]
@@ -344,9 +346,9 @@ class SetAside:
 
 
 def keep_beside(path: Path, lines: Iterable[bytes], *, durable: bool = False) -> Collection[bytes]:
-    """Copy unreadable lines to a file beside this one; returns those that were not already there.
+    """Copy unreadable lines to a file beside this one; return those that were new.
 
-    Raises `BlockingIOError` if another process is doing so.
+    Raise `BlockingIOError` if another process is doing so.
     """
     with locked_file(copy_of(path), os.O_RDWR | os.O_CREAT | os.O_APPEND) as fd:
         known = set(read_span(fd, 0, os.fstat(fd).st_size).split(b"\n"))
@@ -359,7 +361,7 @@ def keep_beside(path: Path, lines: Iterable[bytes], *, durable: bool = False) ->
 
 
 def _number(fd: int, offset: int) -> int:
-    """The number of the line that begins at this offset, from 1."""
+    """Return the number, from 1, of the line that begins at this offset."""
     number = 1
     for start in range(0, offset, CHUNK):
         number += read_span(fd, start, min(offset, start + CHUNK)).count(b"\n")
@@ -367,39 +369,40 @@ def _number(fd: int, offset: int) -> int:
 
 
 def removed_copies(path: Path) -> None:
-    """Remove what was made from a file: copies of unreadable lines, and unfinished rewrites."""
+    """Delete files made from this one: copies of unreadable lines, and unfinished rewrites."""
     for file in (copy_of(path), unfinished(path), unfinished(copy_of(path))):
         file.unlink(missing_ok=True)
 
 
 def copy_of(path: Path) -> Path:
-    """The file that holds copies of a file's unreadable lines."""
+    """Return the path of the copies of a file's unreadable lines."""
     return path.with_name(path.name + ".corrupt")
 
 
 _RENEWED = {SECTION, HEAD, METADATA}
-"""Kinds of lines of which only the newest is written, after the entries."""
+"""The kinds of lines that are written again after the entries, only with their newest value."""
 _DIGESTS = tuple(b'"_type":"%s"' % kind.encode() for kind in (SECTION, METADATA))
-"""Marks of an unreadable line that may reveal any entry."""
+"""Signs that an unreadable line may reveal any entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
-    """What to erase, and what must be known about the file to rewrite it.
+    """The entries to erase, and the facts needed to rewrite the file.
 
-    Older versions of the summary, title and so on go too: they may mention erased entries.
+    Older versions of the summary, title and so on are dropped too, because they may mention erased
+    entries.
     """
 
     state: FileState
-    """The state of the file."""
+    """The file's state."""
     gone: frozenset[int]
     ids: tuple[str, ...]
-    """The ids of erased entries, as far as they can be read."""
+    """The ids of erased entries, as far as they are readable."""
     sections: Mapping[str, Any]
 
     @classmethod
     def of(cls, file: LogFile, gone: frozenset[int]) -> Erasure:
-        """Scan the file for what is needed."""
+        """Scan the file for the facts needed."""
         sections: dict[str, Any] = {}
         ids: list[str] = []
         for line in lines_from(file.fd, 0, file.state.size):
@@ -411,12 +414,12 @@ class Erasure:
 
     @property
     def traces(self) -> tuple[bytes, ...]:
-        """Marks that identify an unreadable line as one to erase."""
+        """Signs that an unreadable line contains one of the erased entries."""
         ids = (each.encode() for each in self.ids)
         return (*_DIGESTS, *ids, *(b'"seq":%d,' % seq for seq in self.gone))
 
     def file(self, fd: int, commit: Commit) -> Iterator[bytes]:
-        """The new file, piece by piece, including the commit; the old file stays unchanged."""
+        """Yield the new file in pieces, including the commit; the old file stays unchanged."""
         sections = {**self.sections, **commit.sections}
         first = first_line(sections[ABOUT], summary_text(sections) or "")
         yield first
@@ -443,7 +446,7 @@ class Erasure:
 
 
 def erase_in_copies(path: Path, traces: Collection[bytes]) -> None:
-    """Remove all lines with these traces from the copies of unreadable lines."""
+    """Remove all lines with these signs from the copies of unreadable lines."""
     copy = copy_of(path)
     with suppress(FileNotFoundError), locked_file(copy, os.O_RDWR):
         lines = load_file(copy).splitlines(keepends=True)

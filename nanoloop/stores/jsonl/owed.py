@@ -1,4 +1,4 @@
-"""Marks sessions that may owe something, with an empty file beside them for each."""
+"""Mark sessions that may have pending work, with an empty file for each in a folder beside them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from nanoloop.files import make_folder, open_file
 from nanoloop.stores.snapshot import owes_chat, pending_in
 
 CHAT, SUMMARY = "owing", "pending"
-"""What is owed to a chat, and an owed summary; each kind has its own folder of marks."""
+"""The kinds of pending work: for a chat, and a summary; each kind has a folder of marks."""
 NOTHING: frozenset[str] = frozenset()
 ANYTHING = frozenset({CHAT, SUMMARY})
 
 
 def kinds_owed(head: Mapping[str, Any]) -> frozenset[str]:
-    """What is owed in a session with this head."""
+    """Return the kinds of pending work in a session with this head."""
     kinds = [CHAT] if owes_chat(head) else []
     return frozenset([*kinds, SUMMARY] if pending_in(head) else kinds)
 
 
 class OwedMarks:
-    """The marks of one folder of sessions: perhaps one too many, never one too few.
+    """The marks of one folder of sessions: perhaps one too many, but never one too few.
 
-    A mark is made before the commit that owes, and removed after the one that doesn't. To add or
-    remove one, lock the session's file, or its name if there is no file. All marks are links to one
-    file: a disk makes and removes links faster than files, and much faster when done often.
+    A mark is made before a commit that adds work, and removed after the commit that finishes it. To
+    add or remove a mark, lock the session's file, or its name if there is no file. All marks are
+    links to one file, because a disk creates and removes links faster than files.
     """
 
     def __init__(self, folder: Path, *, mark: Path) -> None:
@@ -36,26 +36,26 @@ class OwedMarks:
         self._mark = str(mark)
 
     def add(self, name: str, kinds: Collection[str]) -> None:
-        """Mark what may be owed from now on in the session whose file has this name."""
+        """Mark the session whose file has this name as possibly having such work."""
         for kind in kinds:
             path = f"{self._folders[kind]}/{name}"
             try:
                 os.link(self._mark, path)
             except FileExistsError:
                 continue
-            except OSError:  # the first one, or too many, or a disk that knows but one name a file
+            except OSError:  # the first mark, too many links, or no support for links
                 make_folder(Path(self._folders[kind]))
                 _touch(self._mark)
                 _touch(path)
 
     def remove(self, name: str, kinds: Collection[str]) -> None:
-        """Unmark what is no longer owed there; a leftover mark does no harm."""
+        """Remove marks of finished work; a leftover mark is harmless."""
         for kind in kinds:
             with suppress(OSError):
                 os.unlink(f"{self._folders[kind]}/{name}")  # noqa: PTH108 - a part of each turn
 
     def names(self, kinds: Collection[str]) -> list[str]:
-        """The files, without their suffix, of the sessions that may owe one of these."""
+        """Return the files, without suffix, of the sessions that may have such work."""
         found: set[str] = set()
         for kind in kinds:
             with suppress(FileNotFoundError), os.scandir(self._folders[kind]) as marks:

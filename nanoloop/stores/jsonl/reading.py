@@ -1,4 +1,4 @@
-"""Reading a session's file: from an offset, from its end, and by search; and what its lines say."""
+"""Read a session's file from an offset, from its end or by search, and interpret its lines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Report = Callable[[LogLine], None]
 
 
 class SessionReader:
-    """One open file, up to where it ended when it was opened."""
+    """Reads one open file, up to its end at the time it was opened."""
 
     def __init__(
         self, fd: int, state: FileState, *, session_id: str, marks: Marks, report: Report
@@ -54,14 +54,14 @@ class SessionReader:
         self._report = report
 
     def window(self) -> StoredSession:
-        """The session with its window only, from the end of the file."""
+        """Read the session with only its window, from the end of the file."""
         state = self._state
         tail = read_tail(self._fd, state.size)
         known = {line.offset: line for line in self._told(tail.lines)}
         sections = self._sections(state, known)
         after = window_start(state.head) - 1
         shown = self._window_entries(state, tail, after)
-        if sections is None or shown is None:  # the places don't hold: the file was edited
+        if sections is None or shown is None:  # the positions are wrong: the file was edited
             return _cut(self.whole(), after)
         return StoredSession(
             head=state.head,
@@ -70,7 +70,7 @@ class SessionReader:
         )
 
     def _sections(self, state: FileState, known: Mapping[int, LogLine]) -> dict[str, Any] | None:
-        """The newest value of each section; None if one isn't where it should be."""
+        """Return the newest value of each section, or None if one isn't at its position."""
         sections = {}
         for name, offset in state.at.items():
             if name in {WINDOW, PENDING}:
@@ -82,7 +82,7 @@ class SessionReader:
         return sections if ABOUT in sections else None
 
     def _window_entries(self, state: FileState, tail: Tail, after: int) -> list[Entry] | None:
-        """The entries above `after`; None if they aren't where they should be."""
+        """Return the entries after `after`, or None if they aren't at their position."""
         offset = state.at.get(WINDOW, 0)
         if offset > state.size or not begins_line(self._fd, offset):
             return None
@@ -94,7 +94,7 @@ class SessionReader:
         return [entry for entry in dated(entries) if entry.seq > after]
 
     def whole(self) -> StoredSession:
-        """The session with all its entries."""
+        """Read the session with all its entries."""
         first: Mapping[str, Any] = {}
         sections: dict[str, Any] = {}
         entries: list[Entry] = []
@@ -118,7 +118,7 @@ class SessionReader:
         )
 
     def between(self, after: int, upto: int | None, limit: int | None) -> list[Entry]:
-        """Entries with `after < seq <= upto`, oldest first, at most `limit`."""
+        """Return the entries with `after < seq <= upto`, oldest first, at most `limit`."""
         found: list[Entry] = []
         for line in self._told(lines_from(self._fd, self._start(after), self._state.size)):
             if line.kind != ENTRY or line.value.seq <= after:
@@ -130,14 +130,14 @@ class SessionReader:
         return dated(found)
 
     def _start(self, after: int) -> int:
-        """A byte shortly before the entry that follows `after`."""
+        """Return a position shortly before the entry that follows `after`."""
         size = self._state.size
         start = search(self._fd, after + 1, self._marks.before(after + 1), size)
         lines = lines_from(self._fd, start, size, PROBE)
         first = next((line.value.seq for line in lines if line.kind == ENTRY), None)
         if start == 0 or after >= self._state.last or (first or after + 2) <= after + 1:
             return start
-        return search(self._fd, after + 1, 0, size)  # the file was edited: no known place holds
+        return search(self._fd, after + 1, 0, size)  # edited: no position can be trusted
 
     def _told(self, lines: Iterator[LogLine] | tuple[LogLine, ...]) -> Iterator[LogLine]:
         for line in lines:
@@ -153,7 +153,7 @@ class SessionReader:
 
 
 def glance_at(path: Path) -> StoredSession:
-    """The session in this file at a glance; raises `OSError` and `SessionDamaged`."""
+    """Read an overview of the session in this file; raise `OSError` or `SessionDamaged`."""
     fd = open_file(path)
     try:
         return glance_in(path, fd)
@@ -170,7 +170,7 @@ def glance_in(path: Path, fd: int) -> StoredSession:
 
 
 def newest_at(path: Path) -> StoredSnapshot:
-    """The session in this file with its window and newest entries; raises like `glance_at`."""
+    """Read the session's window and newest entries from this file; raise like `glance_at`."""
     fd = open_file(path)
     try:
         name = path.name.removesuffix(SUFFIX)
@@ -181,7 +181,7 @@ def newest_at(path: Path) -> StoredSnapshot:
 
 
 def glance(fd: int, size: int, *, session_id: str) -> StoredSession:
-    """The session at a glance, from both ends of its file."""
+    """Read an overview of the session from both ends of its file."""
     state = state_of(read_tail(fd, size, PROBE))
     head = dict(head_of(session_id, state.head, as_it_is))
     about = about_of(fd, state, session_id=session_id)
@@ -190,11 +190,11 @@ def glance(fd: int, size: int, *, session_id: str) -> StoredSession:
 
 
 NEWEST = 128
-"""The minimum number of entries at the end of a session that count as its newest."""
+"""The minimum number of a session's last entries that count as its newest."""
 
 
 def newest(fd: int, size: int, *, session_id: str) -> StoredSnapshot:
-    """The session with its window and its newest entries."""
+    """Read the session with its window and its newest entries."""
     state = state_of(read_tail(fd, size))
     state = replace(state, head=head_of(session_id, state.head, as_it_is))
     reader = SessionReader(fd, state, session_id=session_id, marks=Marks(), report=lambda _: None)
@@ -206,7 +206,7 @@ def newest(fd: int, size: int, *, session_id: str) -> StoredSnapshot:
 
 
 def about_of(fd: int, state: FileState, *, session_id: str) -> Mapping[str, Any]:
-    """The session's identity: from its newest section, else its first line, else its name."""
+    """Return the session's identity, from its newest section, its first line or its name."""
     line = line_at(fd, state.at.get(ABOUT, -1), state.size)
     if line is not None and line.name == ABOUT and isinstance(line.value, dict):
         return {"id": session_id, **line.value}
@@ -228,11 +228,11 @@ def _cut(whole: StoredSession, after: int) -> StoredSession:
 
 
 CHUNK = 64 * 1024
-"""Bytes to read at once."""
+"""How many bytes to read at once."""
 PROBE = 4 * 1024
-"""Bytes read to see which entry is at an offset."""
+"""How many bytes to read to see which entry is at an offset."""
 BREATH = 32
-"""Lines after which other threads get their turn."""
+"""After how many lines other threads may run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,23 +241,23 @@ class Tail:
 
     lines: tuple[LogLine, ...]
     start: int
-    """Where they begin."""
+    """The offset at which these lines begin."""
     size: int
-    """Where the last whole line ends."""
+    """The offset at which the last whole line ends."""
     torn: int
-    """Bytes after that, from a line that was never finished."""
+    """How many bytes follow, from a line that was never finished."""
     open_ended: bool
-    """Whether the last line is complete except for its newline."""
+    """True if the last line is complete except for its newline."""
 
     @property
     def head_index(self) -> int:
-        """The index of the last head among the lines; -1 if there is none."""
+        """The index of the last head among the lines, or -1."""
         kinds = [line.kind for line in self.lines]
         return len(kinds) - 1 - kinds[::-1].index(HEAD) if HEAD in kinds else -1
 
 
 def read_span(fd: int, start: int, stop: int) -> bytes:
-    """The bytes from `start` to `stop`, or to the end of the file."""
+    """Return the bytes from `start` to `stop`, or to the end of the file."""
     pieces = []
     while start < stop and (piece := os.pread(fd, stop - start, start)):
         pieces.append(piece)
@@ -266,7 +266,7 @@ def read_span(fd: int, start: int, stop: int) -> bytes:
 
 
 def read_tail(fd: int, size: int, chunk: int = CHUNK) -> Tail:
-    """The last lines, at least enough to include a head."""
+    """Read the last lines, enough of them to include a head."""
     while True:
         tail = _tail_from(fd, max(0, size - chunk), size)
         if tail is not None and (tail.start == 0 or tail.head_index >= 0):
@@ -275,7 +275,7 @@ def read_tail(fd: int, size: int, chunk: int = CHUNK) -> Tail:
 
 
 def _tail_from(fd: int, start: int, size: int) -> Tail | None:
-    """The whole lines in the last bytes; None if a line is longer than that."""
+    """Return the whole lines in the last bytes, or None if a line is longer than that."""
     data = read_span(fd, start, size)
     skipped = 0
     if start > 0:  # it begins in the middle of a line
@@ -303,7 +303,7 @@ def _tail_of(data: bytes, start: int) -> Tail:
 
 
 def lines_from(fd: int, start: int, stop: int, chunk: int = CHUNK) -> Iterator[LogLine]:
-    """The lines from `start`, where one begins, to `stop`, where one ends."""
+    """Yield the lines from `start`, where a line begins, to `stop`, where a line ends."""
     rest, place, grown = b"", start, chunk
     while place < stop:
         piece = read_span(fd, place, min(stop, place + grown))
@@ -314,29 +314,29 @@ def lines_from(fd: int, start: int, stop: int, chunk: int = CHUNK) -> Iterator[L
         whole = len(data) if place >= stop else data.rfind(b"\n") + 1
         for count, line in enumerate(lines_in(data[:whole], place - len(data))):
             if count % BREATH == BREATH - 1:
-                time.sleep(0)  # a long history read in this thread must not starve the event loop
+                time.sleep(0)  # reading a long history must not starve the event loop
             yield line
         rest = data[whole:]
-        grown = chunk if whole else grown * 2  # a line longer than this: read it in few steps
+        grown = chunk if whole else grown * 2  # read a longer line in few steps
 
 
 def line_at(fd: int, offset: int, size: int) -> LogLine | None:
-    """The line that begins at this byte; None if none does."""
+    """Return the line that begins at this byte, or None."""
     if not 0 <= offset < size or not begins_line(fd, offset):
         return None
     return next(lines_from(fd, offset, size, PROBE), None)
 
 
 def begins_line(fd: int, offset: int) -> bool:
-    """Whether a line begins at this byte."""
+    """Return True if a line begins at this byte."""
     return offset == 0 or os.pread(fd, 1, offset - 1) == b"\n"
 
 
 def search(fd: int, seq: int, low: int, size: int) -> int:
-    """A byte shortly before the entry with this number, and not before `low`.
+    """Return a position shortly before the entry with this number, but not before `low`.
 
-    Strides grow until one goes too far, then are halved: near entries cost nothing, distant ones
-    little. It relies on entries being in the order of their numbers.
+    Strides grow until one goes too far, and are then halved, so near entries are found at once and
+    distant ones fast. This relies on entries being in the order of their numbers.
     """
     stride = 2 * CHUNK
     high = size
@@ -361,13 +361,13 @@ def _halved(fd: int, seq: int, low: int, high: int) -> int:
 
 
 def _entry_near(fd: int, offset: int, stop: int) -> LogLine | None:
-    """The first entry that begins after this byte and before `stop`."""
+    """Return the first entry that begins after this byte and before `stop`."""
     start = _next_line(fd, offset, stop)
     if start is None:
         return None
     entries = (line for line in lines_from(fd, start, stop, PROBE) if line.kind == ENTRY)
     found = next(entries, None)
-    # The piece may end inside a line, whose remains say nothing.
+    # The piece may end inside a line, so its remainder can't be interpreted.
     return found if found is not None and found.offset < stop else None
 
 
@@ -382,43 +382,43 @@ def _next_line(fd: int, offset: int, stop: int) -> int | None:
 
 
 WINDOW, PENDING = "window", "pending"
-"""The names of places of entries; every other name in `at` is a section's."""
+"""The names of positions of entries in `at`; the other names are those of sections."""
 NO_HEAD: Mapping[str, Any] = {"rev": 0, "start": 1, "last": 0, "window": 1, "count": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileState:
-    """What the end of a file says."""
+    """The state recorded at the end of a file."""
 
     head: Mapping[str, Any]
     at: Mapping[str, int]
     size: int
-    """Where the next line goes."""
+    """The offset for the next line."""
     torn: int = 0
-    """Bytes after that, from a commit that is not fully written."""
+    """How many bytes follow, from a commit that is not fully written."""
     open_ended: bool = False
-    """Whether the last line lacks its newline."""
+    """True if the last line lacks its newline."""
     took: tuple[str, ...] = ()
-    """The chats whose messages the last commit took."""
+    """The chats whose messages the last commit recorded."""
     newer: int = 0
-    """Entries after the head: written, but their own head can't be read."""
+    """The number of entries after the head; they were written, but their own head is unreadable."""
 
     @property
     def revision(self) -> int:
-        """How many commits were made."""
+        """The number of commits so far."""
         return int(self.head["rev"])
 
     @property
     def last(self) -> int:
-        """The newest number, according to the head."""
+        """The newest entry's number, according to the head."""
         return int(self.head["last"])
 
 
 def state_of(tail: Tail) -> FileState:
-    """What these last lines say.
+    """Return the state that these last lines describe.
 
-    A commit ends with its head: lines with no head after them were never acknowledged, and count as
-    torn. If a head can no longer be read, the lines before it are accepted.
+    A commit ends with its head: lines without a head after them were never acknowledged, and count
+    as torn. If a head can no longer be read, the lines before it are accepted.
     """
     index = tail.head_index
     head, at = head_and_places(tail.lines[index]) if index >= 0 else (dict(NO_HEAD), {})
@@ -426,7 +426,7 @@ def state_of(tail: Tail) -> FileState:
     tail = _finished(tail)
     newer = tail.lines[index + 1 :]
     if any(line.kind != UNREADABLE for line in newer):
-        head["rev"] += 1  # who has it without them must not add to them
+        head["rev"] += 1  # a writer without these lines must not append to them
     at |= {line.name: line.offset for line in newer if line.kind == SECTION}
     head |= _owed([line.value for line in newer if line.kind == ENTRY])
     waiting = [line.value for line in newer if line.name == WAITING]
@@ -443,7 +443,7 @@ def state_of(tail: Tail) -> FileState:
 
 
 def _finished(tail: Tail) -> Tail:
-    """The tail without the lines of a commit that is not, or never was, fully written."""
+    """Return the tail without the lines of a commit that was not fully written."""
     ends = [number for number, line in enumerate(tail.lines) if line.kind in {HEAD, UNREADABLE}]
     if not ends or ends[-1] == len(tail.lines) - 1:
         return tail
@@ -455,7 +455,7 @@ def _finished(tail: Tail) -> Tail:
 
 
 def _owed(newer: Sequence[Entry]) -> dict[str, Any]:
-    """What the lost head would have said about an answer that is owed or was never sent."""
+    """Return the head's fields for an unanswered question or unsent answer after the head."""
     last = newer[-1] if newer else None
     if last is None or last.role not in {"user", "assistant"}:
         return {}
@@ -463,7 +463,7 @@ def _owed(newer: Sequence[Entry]) -> dict[str, Any]:
 
 
 def head_and_places(line: LogLine) -> tuple[dict[str, Any], dict[str, int]]:
-    """A head and its places."""
+    """Return a head and its positions."""
     head = {name: value for name, value in line.value.items() if name not in {"_type", "at"}}
     return head, dict(line.value["at"])
 
@@ -471,11 +471,11 @@ def head_and_places(line: LogLine) -> tuple[dict[str, Any], dict[str, int]]:
 SPACING = 4096
 """The minimum number of bytes between two marks."""
 LIMIT = 1024
-"""Marks kept for one file; beyond that, the older ones are thinned out."""
+"""The most marks kept for one file; beyond this, older ones are thinned out."""
 
 
 class Marks:
-    """Pairs of a number and a byte: every entry from that number on begins there or later."""
+    """Pairs of a number and a position, where entries from that number on begin, or later."""
 
     def __init__(self) -> None:
         self._seqs = [0]
@@ -483,7 +483,7 @@ class Marks:
         self._lock = Lock()
 
     def add(self, seq: int, offset: int) -> None:
-        """Note a place, unless one close by is known."""
+        """Add a mark, unless one close by is known."""
         with self._lock:
             index = bisect_left(self._seqs, seq)
             near = index > 0 and offset - self._offsets[index - 1] < SPACING
@@ -496,13 +496,13 @@ class Marks:
                 self._thin()
 
     def _thin(self) -> None:
-        """Drop every other mark of the older half, never the first."""
+        """Drop every other mark of the older half, but never the first."""
         older = slice(1, LIMIT // 2, 2)
         del self._seqs[older]
         del self._offsets[older]
 
     def before(self, seq: int) -> int:
-        """The closest known byte before which no entry from this number on begins."""
+        """Return the last known position with no entry from this number on before it."""
         with self._lock:
             return self._offsets[bisect_right(self._seqs, seq) - 1]
 

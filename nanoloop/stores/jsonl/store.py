@@ -1,4 +1,4 @@
-"""Sessions as files that a pager can show: one per session, one line per entry, append-only."""
+"""Sessions as readable text files: one file per session, one line per entry, append-only."""
 
 from __future__ import annotations
 
@@ -78,17 +78,17 @@ from nanoloop.stores.store import DatabaseStore
 
 Durability = Literal["flush", "fsync"]
 WRITERS: Mapping[Durability, int] = {"flush": 1, "fsync": 8}
-"""How many threads only commit, so that no number of long reads keeps a save waiting.
+"""How many threads only write commits, so that long reads never delay a save.
 
-Without a disk to wait for, a second thread would only take turns with the first.
+If no disk must be waited for, a second thread would only take turns with the first.
 """
 BETWEEN_TRIES_SECONDS = (0.0005, 0.005)
-"""The pause between two checks of whether another process has released a session."""
+"""The range of the pause between two attempts to lock a session."""
 T = TypeVar("T")
 
 
 class JsonlStore(DatabaseStore):
-    """A folder of sessions, which any number of processes on one machine may write to."""
+    """A folder of sessions, which any number of processes on one machine may use."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class JsonlStore(DatabaseStore):
         seal: Seal | None = None,
         busy_seconds: float = 5,
     ) -> None:
-        """Once saved, a commit is in the file and, with `fsync`, on the disk too.
+        """Open the folder; a saved commit is in its file and, with `fsync`, on the disk.
 
-        Work on a session that another process holds for more than `busy_seconds` fails.
+        A call fails if another process has the session locked for more than `busy_seconds`.
         """
         where = SessionFolder(
             path=Path(folder),
@@ -139,7 +139,7 @@ class _Folder:
         self._upgrade = upgrade
         self._making_ready = Lock()
         self._is_ready = False
-        """Whether this version may write to it."""
+        """True once the folder has this version's format."""
         self._bindings = Bindings(folder.path / KEYS, durable=folder.durable)
         self._nodes = NodeFiles(folder.path / NODES)
         self._owed = OwedListing(folder)
@@ -178,7 +178,7 @@ class _Folder:
         await self._own()
         await self._on(session_id, lambda journal: journal.remove())
 
-    # All of them
+    # All sessions
 
     async def delete_expired(self, *, now: int) -> int:
         await self._own()
@@ -196,7 +196,7 @@ class _Folder:
                 yield stored
 
     async def _glances(self) -> AsyncIterator[StoredSession]:
-        """A glance at every file, a few at a time; unreadable ones are reported."""
+        """Yield overviews of all files, a few at a time; announce unreadable ones."""
         listing = FolderListing(self._folder.path)
         for paths in await self._in_thread(listing.batches):
             for stored in await self._in_thread(listing.glances, paths):
@@ -235,7 +235,7 @@ class _Folder:
     # Processes
 
     async def owing(self, *, now: int, pending: bool) -> AsyncIterator[OwedSession]:
-        if not await self._is_marked():  # nobody has written to it since earlier versions did
+        if not await self._is_marked():  # not written to since an earlier version
             wanted = {OWES_CHAT, OWES_SUMMARY} if pending else {OWES_CHAT}
             async for stored in self._glances():
                 if owes(stored.head) in wanted and not _has_expired(stored, now):
@@ -288,7 +288,7 @@ class _Folder:
         self._writers.shutdown(wait=False)
 
     async def _own(self) -> None:
-        """Make the folder one of this version; raises `StoreLocked` while another version runs."""
+        """Give the folder this version's format; raise `StoreLocked` while another version runs."""
         if self._folder.read_only:
             raise StoreError(f"{self._folder.path} is open read-only: nothing was written")
         if not self._is_ready:
@@ -316,7 +316,7 @@ class _Folder:
                 announce(event)
 
     async def _in_turn(self, work: Callable[[], Awaitable[T]], what: str) -> T:
-        """The result of the work, done as soon as no other process writes to the same place."""
+        """Return the work's result, retrying while another process has the place locked."""
         give_up = time.monotonic() + self._busy_seconds
         while True:
             try:
@@ -327,17 +327,17 @@ class _Folder:
                         self._folder.path,
                         f"another process has locked {what}: stop it, or try again",
                     ) from None
-            # No thread waits meanwhile, which others need.
+            # No thread is blocked by the wait, because others need the threads.
             await anyio.sleep(uniform(*BETWEEN_TRIES_SECONDS))  # noqa: S311
 
     async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
         return await self._told(wrap(work)(*args))
 
     async def _told(self, work: Awaitable[T]) -> T:
-        """The result of the work; raises `StoreError` for what the disk refuses."""
+        """Return the work's result; raise `StoreError` for disk errors."""
         try:
             return await work
-        except (BlockingIOError, FileRefused):  # another process is at it, or it says all itself
+        except (BlockingIOError, FileRefused):  # retried, or already a full sentence
             raise
         except OSError as error:
             raise DiskRefused(self._folder.path, refusal(error)) from error
@@ -349,20 +349,21 @@ def _has_expired(stored: StoredSession, now: int) -> bool:
 
 
 NOTE = ".index"
-"""The file next to the locks that says that everything owed is marked."""
+"""The file beside the locks that records that all pending work is marked."""
 
 
 class FolderUpgrade:
-    """Closes a folder to earlier versions, and notes what is owed and was heard; blocking.
+    """Upgrades a folder, so that earlier versions can't open it; methods block.
 
-    Any number of processes may do it at the same time. It is done again after a reboot,
-    since notes need not survive a power loss, and for a folder that was copied.
+    It marks pending work and records accepted messages. Several processes may do this at the same
+    time. It is repeated after a reboot, since marks need not survive a power loss, and for a copied
+    folder.
     """
 
     def __init__(
         self, folder: SessionFolder, *, opened: Callable[[StoredSnapshot], StoredSnapshot]
     ) -> None:
-        """`opened` unseals what is sealed, and raises `StoreError` if it can't."""
+        """Create the upgrade; `opened` decrypts a session, or raises `StoreError` if it can't."""
         self._folder = folder
         self._opened = opened
         self._lock = folder.path / LOCK
@@ -370,7 +371,7 @@ class FolderUpgrade:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing needs to be done; raises `NotReadable` for a later version's folder."""
+        """True if no upgrade is needed; raises `NotReadable` for a later version's folder."""
         try:
             note = json.loads(load_file(self._lock / NOTE))
         except (OSError, ValueError):
@@ -384,7 +385,7 @@ class FolderUpgrade:
         return bool(note == self._note())
 
     def run(self) -> None:
-        """Upgrade the folder if needed; raises `StoreLocked` while an earlier version runs."""
+        """Upgrade the folder if needed; raise `StoreLocked` while an earlier version runs."""
         is_done = self.is_done
         if not is_done:
             make_folder(self._folder.path)
@@ -405,28 +406,28 @@ class FolderUpgrade:
         self._former_lock.close()
 
     def _shut_out(self) -> None:
-        """Put a folder where earlier versions lock a file, so that they can no longer open it."""
+        """Replace the lock file of earlier versions with a folder, to keep them out."""
         while not self._lock.is_dir():
-            with suppress(IsADirectoryError):  # another process was first
-                # Held to the end: one of them may have opened it already.
+            with suppress(IsADirectoryError):  # another process has already done so
+                # Held until `close`, because an earlier version may have opened the file already.
                 stack = without_earlier(self._lock, of=self._folder.path)
                 self._former_lock.enter_context(stack)
                 self._lock.unlink()
                 with suppress(FileExistsError):
                     self._lock.mkdir(mode=0o700)
-                    self._lock.chmod(0o700)  # whatever the umask took from it
+                    self._lock.chmod(0o700)  # even if the umask removed bits
 
     def _mark_all(self) -> dict[Path, int]:
-        """Mark what is owed; returns when each session was last changed."""
+        """Mark all pending work; return the time of each session's last change."""
         changed = {}
         for paths in FolderListing(self._folder.path).batches():
             for path in paths:
-                # A file that can't be opened owes nothing either.
+                # A file that can't be opened has no pending work either.
                 with suppress(
                     FileNotFoundError, IsADirectoryError, PermissionError, SessionDamaged
                 ):
                     changed[path] = self._mark(path)
-            time.sleep(0)  # ten thousand files in this thread must not starve the event loop
+            time.sleep(0)  # many files must not starve the event loop
         return changed
 
     def _mark(self, path: Path) -> int:
@@ -436,13 +437,13 @@ class FolderUpgrade:
                 head = glance_in(path, fd).head
                 self._folder.marks.add(name, kinds_owed(head))
                 _renew_format(fd)
-        except BlockingIOError:  # somebody writes to it: what it owes then is found later
+        except BlockingIOError:  # being written to: its pending work is found later
             head = glance_at(path).head
             self._folder.marks.add(name, ANYTHING)
         return micros(from_rfc3339(head.get("updated_at")))
 
     def _messages(self, path: Path, at: int) -> list[HeardMessage]:
-        """The newest messages of a session, which may be missing from its chat's file."""
+        """Return a session's newest messages, which may be missing from its chat's file."""
         with suppress(FileNotFoundError, StoreError):
             found = self._opened(newest_at(path))
             about, noted = found.sections[ABOUT], found.sections.get(NOTED)
@@ -458,12 +459,12 @@ class FolderUpgrade:
         replace_file(self._lock / NOTE, note, durable=False)
 
     def _note(self) -> dict[str, Any]:
-        inode = self._lock.stat().st_ino  # of a copy it is another
+        inode = self._lock.stat().st_ino  # a copied folder has another
         return {"format": FORMAT, "start": machine_start(), "inode": inode}
 
 
 def _renew_format(fd: int) -> None:
-    """Make earlier versions refuse the file, wherever it is copied to."""
+    """Make earlier versions reject the file, wherever it is copied to."""
     line = line_at(fd, 0, os.fstat(fd).st_size)
     found = line.value.get("format") if line is not None and line.kind == METADATA else None
     if line is None or not isinstance(found, int) or found >= FORMAT:
@@ -475,7 +476,7 @@ def _renew_format(fd: int) -> None:
 
 @cache
 def machine_start() -> str:
-    """An id that changes when the machine restarts; if it has none, when the process does."""
+    """Return an id that changes when the machine restarts or, without one, with each process."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -483,20 +484,20 @@ def machine_start() -> str:
 
 
 class Bindings:
-    """The keys of one folder."""
+    """The keys of one folder and the sessions bound to them."""
 
     def __init__(self, folder: Path, *, durable: bool) -> None:
         self._folder = folder
         self._durable = durable
 
     async def bind(self, key: str, session_id: str) -> None:
-        """Make this key mean that session from now on."""
+        """Bind this key to a session from now on."""
         await wrap(make_folder)(self._folder)
         text = json.dumps({"key": key, "session": session_id})
         await put_file(self._path(file_name(key)), text.encode(), durable=self._durable)
 
     def rebind(self, key: str, session_id: str, *, was: str | None) -> bool:
-        """Bind it if it is bound to `was`, or to nothing if that is None; it blocks."""
+        """Bind a key if it is bound to `was`, or not bound for None; this blocks."""
         path = self._path(file_name(key))
         found = _binding_in(path.read_bytes() if path.exists() else None)
         if (found and found[1]) != was:
@@ -507,16 +508,16 @@ class Bindings:
         return True
 
     async def bound(self, key: str) -> str | None:
-        """The session that this key means, or None."""
+        """Return the id of the session bound to this key, or None."""
         for name in dict.fromkeys((file_name(key), former_file_name(key))):
             found = _binding_in(await read_file(self._path(name)))
-            # On a file system that ignores case another key's file may answer.
+            # A file system that ignores case may return another key's file.
             if found and found[0] == key:
                 return found[1]
         return None
 
     def all(self) -> list[tuple[str, str]]:
-        """Every key and its session."""
+        """Return every key with its session's id."""
         data = (load_file(path) for path in sorted(self._folder.glob("*.json")))
         return [found for each in data if (found := _binding_in(each))]
 
