@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Return a host's addresses, or raise `OSError` if it has none."""
 LOOKUPS = 4
-"""How many names are looked up at once, each in a thread, so that a slow one delays no other."""
+"""How many names are looked up at the same time, each in a thread."""
 LOOKUP_SECONDS = 10.0
 MOST_HOSTS = 20
 """How many hosts are looked up for one call."""
@@ -39,8 +39,9 @@ _SPECIAL = [
     *map(ip_network, ("203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4", "168.63.129.16/32")),
     *map(ip_network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")),
 ]
-"""Private, loopback, link-local, multicast and reserved ranges, and those that lead to such
-addresses. One looks public but is Azure's own server for each of its machines.
+"""Ranges that are private, loopback, link-local, multicast or reserved, or lead to such addresses.
+
+168.63.129.16 looks public, but is Azure's own server for each of its machines.
 """
 
 
@@ -74,7 +75,7 @@ def known_address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def network_of(address: str) -> str:
-    """Return the network whose addresses one client can easily all use.
+    """Return the network whose addresses a single client can usually all use.
 
     This is "this machine", a single IPv4 address, or the client's IPv6 network.
     """

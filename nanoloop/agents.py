@@ -56,7 +56,7 @@ from nanoloop.turn import (
 
 
 class AgentHistory:
-    """The history of an agent, which lives in a session: its own or an attached one."""
+    """The history of an agent, stored in the agent's own session or an attached one."""
 
     def __init__(
         self,

@@ -166,7 +166,7 @@ class Chats:
         return self._workers.is_busy(key) or self._is_busy_elsewhere(self._sessions.known(key))
 
     def _is_busy_elsewhere(self, session: Session | None) -> bool:
-        """Return True if another process has work in the session, as far as this one has read."""
+        """Return True if another process has work in the session, according to the last read."""
         if session is None:
             return False
         others = (session.by if session.awaiting else "", *map(hearer_of, session.waiting))
@@ -195,7 +195,7 @@ class Chats:
     # Other processes, and work left over from earlier ones
 
     async def _watch(self) -> None:
-        """Notice changes made by other processes, and take over the work of those that died."""
+        """Watch for other processes' changes, and take over the work of processes that died."""
         while True:
             others = self._nodes.living
             await anyio.sleep(self._nodes.look_seconds)
@@ -234,7 +234,7 @@ class Chats:
     async def _follow_holding(
         self, holding: Mapping[str, object], *, owing: Container[str]
     ) -> None:
-        """Check next time if another process has moved on the messages that this one received."""
+        """Note for the next check where other processes have moved messages received here."""
         for session_id, noted in holding.items():
             if session_id in owing or self._holding.get(session_id) is not noted:
                 continue
@@ -263,7 +263,7 @@ class Chats:
         return not self._nodes.is_other(owed.by) and self._watches(owed.id)
 
     async def _looked_at(self, owed: OwedSession) -> Sequence[Session]:
-        """Return the session in a sequence if this process has work in it, else an empty one."""
+        """Return a list with the session if this process has work in it, else an empty list."""
         try:
             session = await self._sessions.seen_at(owed.id, owed.revision)
             await self._ask_after(session)
@@ -328,7 +328,7 @@ class Chats:
                 self._notices.apology(session_id, error)
 
     async def _do_all(self, key: str, session_id: str) -> None:
-        """Do all pending work, waiting for the store if it is away; tell the chat once."""
+        """Do all pending work, waiting while the store is unavailable; tell the chat once."""
         session = None
         while True:
             try:
@@ -531,7 +531,7 @@ class Chats:
             await exchange.stop(waiting=len(messages_among(session.waiting)))
 
     async def _with_burst(self, exchange: Exchange) -> Exchange:
-        """Join messages that arrive within a short time, and answer the last one."""
+        """Combine messages that arrive within a short time, and answer the last one."""
         session, seconds = exchange.session, exchange.message.burst_seconds
         while seconds:
             count = len(session.waiting)

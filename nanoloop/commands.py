@@ -87,7 +87,7 @@ class Command:
     name: str
     run: Callable[[Inbound, str, Say], Awaitable[str]]
     writes: Callable[[str], bool] = _never
-    """Given its arguments, tells if the command changes anything; if so, it waits its turn."""
+    """Tells from the arguments if the command changes something; it is then queued."""
 
 
 HISTORY_SHOWN = 10
@@ -156,7 +156,7 @@ class Commands:
         return name not in self._commands or not self._commands[name].writes(rest)
 
     async def answer(self, message: Inbound) -> str:
-        """Run a command and return its answer; suggest the closest match if unknown."""
+        """Run a command and return its answer, or suggest a similar command."""
         name, rest = _parsed(message.text)
         say = partial(self._notices.text, message)  # in the language of the agent at that time
         if name not in self._commands:

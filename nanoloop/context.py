@@ -133,7 +133,7 @@ def _with_late_told(entries: list[Entry], call_of: CallOf) -> list[Entry]:
 
 
 def _late_text(result: Entry, call: Entry | None) -> str:
-    """Return a late tool result as text, since servers reject one without its call before it."""
+    """Return a late tool result as text; servers accept results only right after their calls."""
     asked = str(result.content.get("tool") or "a tool")
     if call is not None:
         given = openai_call(call)["function"]
@@ -354,7 +354,7 @@ NEAR = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The limits on what a request contains."""
+    """The limits for the contents of a request."""
 
     context_tokens: int | None = None
     """The most tokens in a whole request; None means no limit."""
@@ -482,7 +482,7 @@ class View:
         return self._abridged.sizes(self._session.window) < before
 
     def learn(self, counted: int, *, steps: int = 1) -> None:
-        """Learn from the tokens that the provider counted in this turn; 0 if unknown."""
+        """Learn from the provider's token count for this turn; a count of 0 is ignored."""
         self._ratios.learn(self._model, estimated=self._asked, counted=counted)
         self._watch(counted // steps)
 
@@ -660,7 +660,7 @@ class Shortening:
     chars: int
 
     def is_within(self, other: Shortening) -> bool:
-        """Return True if the other rule shortens the same results at least as much."""
+        """Return True if the other rule makes this rule redundant."""
         return self.upto <= other.upto and self.chars >= other.chars
 
 

@@ -85,7 +85,7 @@ class SessionDirectory:
     ) -> Session:
         """Create a session without making it current or saving it.
 
-        The id is generated unless given.
+        The id is generated unless it is passed.
         """
         names = numbered(self._new_id() if id is None else id)
         session_id = next(name for name in names if id is not None or not self._is_taken(name))
@@ -94,7 +94,7 @@ class SessionDirectory:
         return self._kept(Session(about=Identity(id=session_id, agent=agent, max_history=limit)))
 
     def _kept(self, session: Session) -> Session:
-        """Return the session, as one that saves itself if `autosave` is on."""
+        """Return the session, converted to a self-saving one if `autosave` is on."""
         if not self._autosave:
             return session
         saved = AutosavedSession().load_dict(session.to_dict())
@@ -181,7 +181,7 @@ class SessionDirectory:
         return whole
 
     def list_saved(self) -> list[Path]:
-        """Return the saved sessions' files, sorted by name, or [] without a folder."""
+        """Return the saved sessions' files, sorted by name; a missing folder has none."""
         return sorted(file for file in self.folder.glob(f"*{SUFFIX}") if file.is_file())
 
     def prune(self, *, keep: int, dry_run: bool = False) -> list[Path]:

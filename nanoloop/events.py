@@ -383,7 +383,7 @@ class SessionReset(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionsCounted(Event):
-    """What the store now contains, and how many expired sessions the last sweep removed."""
+    """The contents of the store were counted after a sweep for expired sessions."""
 
     level: ClassVar[Level] = "debug"
     sessions: int
@@ -394,7 +394,7 @@ class SessionsCounted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextNearLimit(Event):
-    """A conversation uses most of what the model can read; logged once per crossing."""
+    """A conversation uses most of the model's context; logged once each time this happens."""
 
     level: ClassVar[Level] = "warning"
     tokens: int

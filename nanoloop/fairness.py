@@ -1,4 +1,4 @@
-"""Fairness: capacity is shared out by owner, however much one owner asks for."""
+"""Share capacity fairly among owners, however much a single owner asks for."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ class Shares:
 
 
 class RoundRobin(Generic[T]):
-    """Chooses whose item is next, and counts what each owner uses; it never waits itself.
+    """Chooses the next item, and counts the usage of each owner; it never waits itself.
 
-    Among the owners that use the least, it chooses the one that was chosen longest ago, and then
-    this owner's oldest item. A choice takes the same time however many items are waiting.
+    Among the owners with the lowest usage, the one chosen longest ago comes next, with its oldest
+    item. A choice takes the same time however many items are waiting.
     """
 
     def __init__(self, capacity: int, *, reserved: int | None = None) -> None:

@@ -49,7 +49,7 @@ PRIVATE = 0o600
 """The mode of all our files."""
 _OTHERS = 0o077
 _NEVER_THROUGH = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Follow no link, and don't wait for the other end of a pipe."""
+"""Flags that follow no link, and don't wait for the other end of a pipe."""
 
 
 def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
@@ -161,7 +161,7 @@ def make_database_file(path: Path, *, tell: Tell = announce) -> None:
 
 
 def load_file(path: Path | str) -> bytes:
-    """Read a whole file of the data folder; raise like `open_file`."""
+    """Read a whole file of the data folder; same errors as `open_file`."""
     with os.fdopen(open_file(path), "rb") as file:
         return file.read()
 
@@ -252,7 +252,7 @@ _UNFINISHED = re.compile(r"\.[0-9a-f]{16}|.+\.new")
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Delete the temporary files that killed processes left; nobody may be writing meanwhile."""
+    """Delete the temporary files of killed processes; nobody may be writing to the folder."""
     for file in folder.glob("*"):
         if _UNFINISHED.fullmatch(file.name) and not file.is_dir():
             file.unlink(missing_ok=True)
@@ -348,7 +348,7 @@ def user_folder(kind: Literal["config", "data"], env: Mapping[str, str]) -> Path
 
 
 def data_folder(env: Mapping[str, str]) -> Path:
-    """Return the folder for all stored data, as the environment sets it."""
+    """Return the folder for all stored data, as configured in the environment."""
     chosen = env.get("NANOLOOP_DATA")
     return Path(chosen).expanduser() if chosen else user_folder("data", env)
 
@@ -458,7 +458,7 @@ class ProcessLock:
     """A lock held from `take` to `release`, or until the process ends."""
 
     def __init__(self, path: Path, *, of: Path, clock: Callable[[], datetime]) -> None:
-        """Create the lock; `path` is its own file, and `of` is what the lock protects."""
+        """Create the lock in the file `path`; `of` is the path that the lock protects."""
         self._path = path
         self._of = of
         self._clock = clock

@@ -37,7 +37,7 @@ _TAKEN_BACK = "[took back an earlier message]"
 
 
 def entry_of(message: Inbound) -> Entry:
-    """Return a message's log entry; for an edit or deletion, a note that tells the model."""
+    """Return a message's log entry or, for an edit or deletion, a note for the model."""
     return amendment(message) if amended_by(message) else user_entry(message)
 
 
@@ -87,13 +87,13 @@ def _when_heard(message: Inbound) -> dict[str, Any]:
 
 
 def is_command(message: Inbound) -> bool:
-    """Return True if the message is a command for the loop; a message edited into one is not."""
+    """Return True for a command for the loop, except a message that was edited into one."""
     is_changed = message.again or amended_by(message)
     return is_command_text(message.text) and not is_changed
 
 
 def amended_by(message: Inbound) -> str | None:
-    """Return the id of the message that this one edits or deletes, or None."""
+    """Return the id of the message that this message edits or deletes, or None."""
     return message.edits or message.deletes
 
 

@@ -16,7 +16,7 @@ from nanoloop.errors import LaneFull
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 Then = Callable[[], Awaitable[None]]
-"""Work for a lane's task after the lane is gone; the next item gets a task of its own."""
+"""Work that a lane's task does after the lane has closed."""
 
 
 class Lanes(Generic[K, T]):

@@ -50,7 +50,7 @@ class Quote:
 
     text: str
     speaker: Speaker | None = None
-    """The person quoted, if the platform tells."""
+    """The quoted person, if the platform names one."""
     kind: Literal["quote", "forward", "overheard"] = "quote"
     """Quoted or forwarded by the sender, or said earlier in the same chat."""
     files: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Inbound:
     group: bool = False
     """True if several people talk in the chat; the model is then told who said what."""
     key: str | None = None
-    """The lane and session to use instead of those for the channel and chat."""
+    """The key of the lane and session; by default, it consists of channel and chat."""
     agent: str | None = None
     """The agent for a session that has none yet."""
     agents: tuple[str, ...] | None = None

@@ -85,7 +85,7 @@ def open_store(settings: Settings, *, url: str | None = None, read_only: bool = 
 
 
 def make_installation(settings: Settings) -> Installation | None:
-    """Return the data folder's record of its store; None for a store in memory."""
+    """Return the data folder's record of its store, or None for a store in memory."""
     url = settings.store.url or default_url(settings.data)
     if url == "memory:":
         return None
@@ -137,7 +137,7 @@ def former_files(settings: Settings) -> list[Path]:
 def remove_plain_words(settings: Settings) -> list[Path]:
     """Delete plaintext files beside an encrypted store, while no process writes there.
 
-    Return the files that still contain some.
+    Return the files that still contain plaintext.
     """
     # Imported here, because only encrypting a store needs it.
     from nanoloop.channels.kit.drafts import NOTES, rewrite_notes  # noqa: PLC0415 - as above
@@ -268,7 +268,7 @@ def function_of(settings: Settings, key: str) -> Callable[..., Any] | None:
 
 
 def _imported(module: str, *, beside: Path | None) -> ModuleType:
-    """Import a module; if it isn't installed, look beside the settings file that names it."""
+    """Import a module, also from the folder of the settings file that names it."""
     folder = str(beside.absolute().parent) if beside else None
     if folder and folder not in sys.path and find_spec(module.partition(".")[0]) is None:
         sys.path.append(folder)

@@ -103,7 +103,7 @@ class Pictures:
         return len(shown) > most if refused.most is None else bool(refused.most or not most)
 
     def _fewer(self, model: str | None, shown: Sequence[str], most: int | None) -> list[str]:
-        """Return the newest pictures, as many as the model accepts."""
+        """Return as many of the newest pictures as the model accepts."""
         most = max(len(shown) // 2, self._known.seen_at_once(model)) if most is None else most
         self._known.takes(model, most)
         kept = min(most, len(shown) - 1)
@@ -111,7 +111,7 @@ class Pictures:
         return list(shown[len(shown) - kept :])
 
     def _learn(self, model: str | None, shown: Sequence[str], left_out: Sequence[str]) -> None:
-        """Learn from an answer: pictures shown are readable, and a single omitted one isn't."""
+        """Remember that the pictures shown are readable, and that a single omitted one isn't."""
         self._known.read(model, shown)
         if len(left_out) == 1:
             self._known.unreadable(model, left_out[0])
@@ -171,7 +171,7 @@ class _Known:
         self._is_readable: BoundedDict[tuple[str | None, str], bool] = BoundedDict(REMEMBERED)
 
     def to_be_shown(self, model: str | None, pictures: Sequence[str]) -> list[str]:
-        """Return the pictures to show this model: the newest, without unreadable ones."""
+        """Return the newest pictures that the model accepts, skipping unreadable ones."""
         readable = [picture for picture in pictures if not self.is_bad(model, picture)]
         most, until = self._most.get(model, (None, 0.0))
         if most is None or len(readable) <= most:

@@ -257,7 +257,7 @@ class Store(Protocol):
         ...
 
     async def add(self, session: Session, *, replace: bool = False) -> None:
-        """Make a session that was created elsewhere durable in this store; raise like `create`."""
+        """Make a session created elsewhere durable in this store; same errors as `create`."""
         ...
 
     async def get(self, session_id: str) -> Session:
@@ -265,7 +265,7 @@ class Store(Protocol):
         ...
 
     async def load(self, session_id: str) -> Session:
-        """Return a session with only its window, however long its history; raise like `get`."""
+        """Return a session with only its window, however long its history; same errors as `get`."""
         ...
 
     async def save(self, session: Session) -> None:
@@ -278,7 +278,7 @@ class Store(Protocol):
         ...
 
     async def revision(self, session_id: str) -> int:
-        """Return the number of commits in the session; raise like `get`."""
+        """Return the number of commits in the session; same errors as `get`."""
         ...
 
     async def entries(
@@ -294,7 +294,7 @@ class Store(Protocol):
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
         """Save the session and remove all content of these entries from the session and the store.
 
-        The entries keep their numbers. Raise like `save`; don't use the object afterwards.
+        The entries keep their numbers. Same errors as `save`; don't use the object afterwards.
         """
         ...
 
@@ -321,8 +321,8 @@ class Store(Protocol):
     def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
         """Yield the sessions with pending work, at a cost independent of all other sessions.
 
-        These have an unanswered question, a waiting message, an unsent answer, or erased entries
-        that may still be indexed; with `pending`, also those whose summary is behind.
+        Pending work is an unanswered question, a waiting message, an unsent answer or erased
+        entries that may still be indexed; with `pending`, also an outdated summary.
         """
         ...
 
@@ -390,7 +390,7 @@ class Bus(Protocol):
         ...
 
     async def hand_in(self, message: Inbound) -> Outcome:
-        """Accept a message and return its outcome; raise like `put_nowait`.
+        """Accept a message and return its outcome; same errors as `put_nowait`.
 
         If the caller is cancelled while waiting, the message stays in the bus and is still stored.
         """

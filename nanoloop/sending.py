@@ -61,7 +61,7 @@ class Notices:
         self._sessions = sessions
 
     def speaking(self, message: Inbound) -> Sentences:
-        """Return the sentences in the language of the message's agent, or else of its channel."""
+        """Return the sentences in the language of the message's agent or channel."""
         session = self._sessions.known(message.session_key)
         named = self._agents.get(message.agent or "", self._agents.default)
         agent = named if session is None else self._agents.of(session)

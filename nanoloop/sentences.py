@@ -218,7 +218,7 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "Please write to me in a room without encryption.",
     }
 )
-"""All sentences. One whose name ends in `_one` replaces the other if its `count` is 1."""
+"""All sentences. A sentence whose name ends in `_one` is used instead if `count` is 1."""
 
 _NAMES: Mapping[type[BaseException], str] = {
     ProviderError: "model_down",
@@ -310,7 +310,7 @@ class Incidents:
         return next((incident for incident in known if incident.incident == name), None)
 
     def line(self, name: str | None) -> str:
-        """Return the line to show below a sentence with this incident's id; "" if unknown."""
+        """Return the line to show below a sentence with this incident's id, if it is known."""
         incident = self.known(name)
         return "" if incident is None else f"incident {name}: {incident.said}\n"
 

@@ -94,14 +94,14 @@ class Sessions:
         return self._id_by_key.get(key)
 
     async def seen_at(self, session_id: str, revision: int) -> Session:
-        """Return the session as of this commit or a later one; raise like `open`."""
+        """Return the session as of this commit or a later one; same errors as `open`."""
         session = await self.open(session_id)
         if session.revision < revision:
             await self.writer.catch_up(session, revision)
         return session
 
     async def fresh(self, session_id: str) -> Session:
-        """Return the session as the store has it now; raise like `open`."""
+        """Return the session as the store has it now; same errors as `open`."""
         if (known := self._alive.get(session_id)) is not None:
             try:
                 await self.writer.catch_up(known, await self.store.revision(session_id))
@@ -115,7 +115,7 @@ class Sessions:
         return self._alive.get(self._id_by_key.get(key) or id_for_key(key))
 
     def sent_of(self, session_id: str) -> frozenset[int]:
-        """Return the session's answers that were sent here and may not have arrived."""
+        """Return the session's answers that this process sent and that may not have arrived."""
         return self._sent.get(session_id, frozenset())
 
     def sent(self, session_id: str, seq: int) -> None:
@@ -332,7 +332,7 @@ class Sessions:
             await self.writer.make_whole(session)
 
     async def erase(self, session_id: str, seqs: Collection[int]) -> Session:
-        """Erase these entries permanently; durable on return; raise `NotPossible`.
+        """Erase these entries permanently and durably; raise `NotPossible` if one doesn't exist.
 
         Other objects of the session can't bring the entries back, because their saves conflict. The
         session records that copies remain, until `finish_erasing` has removed them.
@@ -378,7 +378,7 @@ class Sessions:
             await self._recall.forget(session_id)
 
     async def correct_summary(self, session: Session, text: str) -> None:
-        """Replace the summary with this text; durable on return."""
+        """Replace the summary with this text, and make the change durable."""
 
         def act(session: Session) -> None:
             is_being_written = session.summary_in_progress
@@ -399,7 +399,7 @@ class Sessions:
         await self.change(await self.open(session_id), act)
 
     async def rename(self, session: Session, title: str) -> None:
-        """Set a session's title, with single spaces; durable on return."""
+        """Set a session's title, with single spaces, and make the change durable."""
 
         def act(session: Session) -> None:
             session.title = " ".join(title.split())

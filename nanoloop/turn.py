@@ -79,10 +79,10 @@ def _nothing(_: Session) -> Sequence[Entry]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """What a turn stores, and where."""
+    """The rules for what a turn stores, and where."""
 
     change: Callable[[Session, Act], Awaitable[Any]] = _in_memory
-    """Applies an act to the session; durable on return if the session is in a store."""
+    """Applies a change to the session, durably if the session is in a store."""
     store: Store | None = None
     """The store to read older entries from; None if the session has all of them."""
     recording: Recording | None = None
@@ -98,7 +98,7 @@ class Keeping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cutting:
-    """What is cut from a session's window, and whom to tell."""
+    """The rules for cutting a session's window, and the functions to call afterwards."""
 
     limit: int
     """A window with more messages than this is cut."""
@@ -225,7 +225,7 @@ class Turn:
             self._cutting.follow(self.session.id)
 
     async def change(self, act: Callable[[Session], T]) -> T:
-        """Apply a change to the session; durable on return if the session is in a store."""
+        """Apply a change to the session, durably if the session is in a store."""
         done: T = await self._keeping.change(self.session, act)
         return done
 
@@ -260,7 +260,7 @@ class Turn:
             self._effects.recall(self.session.entries_between(since, self.session.last_seq))
 
     async def _keep(self, entries: Sequence[Entry]) -> None:
-        """Add these entries; durable on return."""
+        """Add these entries to the session durably."""
         if self._keeping.is_held:
             self._view.beside.extend(entries)
             return
@@ -433,7 +433,7 @@ class Turn:
         await self.change(act)
 
     def closing(self, why: str, *, since: int = 0) -> Act:
-        """Return an act that adds available results and closes the other calls with this reason."""
+        """Return an act that adds the available results, and closes the other calls with `why`."""
 
         def act(session: Session) -> None:
             self._add_finished(session)
@@ -450,7 +450,7 @@ class Turn:
             self._left = session.cut_by_rules(least_severity=self._least_severity(session))
 
     def tell_cut(self) -> bool:
-        """Announce what left the window with the stored answer; return True if anything did."""
+        """Announce the entries that left the window; return True if any did."""
         if self._left:
             self._tell_trimmed(self._left)
             self._hear_of_cut()
@@ -463,7 +463,7 @@ class Turn:
         return self._may_resize(session) and (session.has_resize_handlers or session.is_memo_due)
 
     async def resize(self) -> None:
-        """Do the durable work that no answer waits for; raise like `async_resize`.
+        """Do the work that an answer doesn't wait for, durably; same errors as `async_resize`.
 
         This updates the memo, and resizes the history if the user has handlers for that.
         """
@@ -524,11 +524,11 @@ class Recording:
         return bool(self.input_paths)
 
     def question(self, given: Any) -> Entry:
-        """Return the user's entry in the form to store."""
+        """Return the user's entry as it will be stored."""
         return Entry.message("user", content_of(picked(given, self.input_paths)))
 
     def answer(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return a turn's last entries in the form to store."""
+        """Return a turn's last entries as they will be stored."""
         return [self._kept(entry) if entry.role == "assistant" else entry for entry in entries]
 
     def _kept(self, entry: Entry) -> Entry:

@@ -1,4 +1,4 @@
-"""Suggest the correct word for a misspelt one."""
+"""Suggest corrections for misspelt words."""
 
 from __future__ import annotations
 

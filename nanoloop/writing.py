@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def is_away(error: Exception) -> bool:
-    """Return True if the error means an unreachable store, not just one unreadable session."""
+    """Return True if the store is unreachable, rather than a single session unreadable."""
     of_one = (SessionDamaged, NotReadable, StoreConflict)
     return isinstance(error, StoreError) and not isinstance(error, of_one)
 
@@ -119,7 +119,7 @@ class SessionWriter:
         return done
 
     async def look(self, session: Session, act: Callable[[Session], T]) -> T:
-        """Return the result of `act`, which changes nothing, once all changes are durable."""
+        """Return the result of a read-only `act`, once all changes are durable."""
         if session.tracker.is_saved and not self._order.is_writing(session.id):
             return act(session)
         return await self.change(session, act)
@@ -202,7 +202,7 @@ class SessionWriter:
         raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
 
     async def _names_of(self, session: Session, seqs: Collection[int]) -> list[str]:
-        """Return the names that mark these messages as erased, without those already stored."""
+        """Return the names that will mark these messages as erased, unless already stored."""
         between = {"after": min(seqs, default=1) - 1, "upto": max(seqs, default=0)}
         entries = await self.store.entries(session.id, **between)
         ids = {message_id_of(entry) for entry in entries if entry.seq in seqs} - {None}

@@ -104,7 +104,7 @@ class Index:
                 self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
 
     def start_anew(self, opened: int) -> None:
-        """Move the file that was just found damaged aside; the next use creates a new one."""
+        """Move a damaged file aside; the next use creates a new one."""
         with self._writing:
             if opened != self.opened:  # another thread has already done so
                 return
@@ -402,12 +402,12 @@ class IndexReader:
         return found
 
     def traits(self, places: Iterable[int]) -> dict[int, Traits]:
-        """Return the traits of these turns, without missing ones."""
+        """Return the traits of these turns; missing turns are skipped."""
         found = self._turns("row - ?, seq, who, role, length, marks, year, month", places)
         return {turn[0]: Traits(*turn) for turn in found}
 
     def entries(self, places: Iterable[int]) -> dict[int, Entry]:
-        """Return the entries at these places, without missing ones."""
+        """Return the entries at these places; missing entries are skipped."""
         found = self._turns("row - ?, seq, entry", places)
         return {place: Entry.from_dict(json.loads(text), seq=seq) for place, seq, text in found}
 
@@ -514,7 +514,7 @@ def _insert(
 
 
 def forget(connection: sqlite3.Connection, number: int, seqs: set[int] | None) -> None:
-    """Remove these entries of a session, or all for None."""
+    """Remove these entries of a session; None means all of them."""
     first, last = number << PLACES, (number << PLACES) + (1 << PLACES) - 1
     speakers = set()
     sql = "SELECT row, entry, who FROM turn WHERE row BETWEEN ? AND ?"

@@ -1,4 +1,4 @@
-"""Rank turns by how well they answer a query: rare words, speakers, neighbours, what is asked.
+"""Rank turns by how well they answer a query, by words, speakers, neighbours and kind.
 
 This module is pure: it sees an index only through a reader. No step reads more than a fixed number
 of rows, however long the conversation is.

@@ -401,7 +401,7 @@ def for_models(found: Found, words: str) -> str:
 
 
 def _lines(hit: Hit, shown: set[int]) -> list[str]:
-    """Return the lines of a hit and its neighbours, without those already shown."""
+    """Return the lines of a hit and its neighbours, skipping entries already shown."""
     around = [(entry, "~", BESIDE_CHARS) for entry in hit.before]
     around += [(hit.entry, "#", HIT_CHARS), *((entry, "~", BESIDE_CHARS) for entry in hit.after)]
     fresh = [(entry, mark, chars) for entry, mark, chars in around if entry.seq not in shown]

@@ -134,7 +134,7 @@ class Schedule:
         self._waiting[waiting.session_id] = replace(waiting, due=due)
 
     def remove(self, session_id: str) -> None:
-        """Remove a session; one that was not waiting is ignored."""
+        """Remove a session, if it is waiting."""
         self._waiting.pop(session_id, None)
 
     # Failures
@@ -288,7 +288,7 @@ BREAKER_SECONDS = 60
 
 
 class Breaker:
-    """Allows calls to one model, or blocks them for a while after failures."""
+    """Allows calls to a model, or blocks them for a while after failures."""
 
     def __init__(
         self,

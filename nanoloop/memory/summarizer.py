@@ -270,7 +270,7 @@ class Summarizer:
             self._start_task(work, name=f"summary {session.id}")
 
     def work_beside(self, session: Session, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run work in its own task, unless other work is already running for the session."""
+        """Run other work for a session in a task, unless the session already has such a task."""
         if session not in self._worked_beside:
             self._worked_beside.add(session)
             self._start_task(partial(self._work, session, work), name=f"beside {session.id}")
@@ -371,7 +371,7 @@ class Summarizer:
             self.fire_and_forget(session, force=True)
 
     async def _fold_batch(self, session: Session, epoch: int, even_small: bool, focus: str) -> bool:
-        """Summarise one batch; return False to stop for now."""
+        """Summarise one batch; return False if the rest must wait."""
         started = self.clock()
         try:
             batch = await self._next_batch(session)

@@ -162,7 +162,7 @@ TELLS_TIME, TELLS_AMOUNT, ONLY_ASKS, IS_TOOL = 1, 2, 4, 8
 
 
 def plain(text: str) -> str:
-    """Normalise a text for comparison: one width, one case, no accents."""
+    """Normalise a text for comparison: a single width, lower case, and no accents."""
     if text.isascii():
         return text.lower()
     text = unicodedata.normalize("NFKC", text).casefold()

@@ -1,4 +1,4 @@
-"""Ask a model for a summary, and check that the answer is one."""
+"""Ask a model for a summary, and reject answers that aren't one."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ class SummaryWriter:
         self._budget = budget
         self._clock = clock
         self.chars = chars
-        """How many characters one call may have; lowered when the model rejects a longer one."""
+        """The most characters in one call; lowered when the model rejects a longer call."""
         self._breakers = {model: Breaker(model or "", clock=clock) for model in models}
 
     @property
@@ -269,7 +269,7 @@ class SummaryWriter:
         return text
 
     async def _asked(self, request: list[dict[str, Any]], written: Written) -> str:
-        """Return the answer of the first model that gives one; "" if there is nothing to report."""
+        """Return the first answer from the models in order; "" if there is nothing to report."""
         failure: ProviderError | None = None
         for model, breaker in self._breakers.items():
             if not breaker.admit():

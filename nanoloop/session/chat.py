@@ -23,8 +23,9 @@ from nanoloop.session.entry import (
 )
 
 REASONING = "reasoning"
-"""The metadata key that stores `vendor` and `blocks`, on reasoning or on a message to the same
-vendor: the data that the vendor expects back with the results of a step.
+"""The metadata key for a vendor's reasoning, with the keys `vendor` and `blocks`.
+
+The vendor expects the blocks back with the results of a step.
 """
 _FORM = "form"
 """The metadata key that marks a message received as blocks."""
@@ -342,7 +343,7 @@ def _plain_message(entry: Entry) -> dict[str, Any]:
 
 
 def _reasoning_before(entries: Sequence[Entry], index: int, vendor: str) -> dict[str, Any]:
-    """Return the reasoning before this entry as a message key, if the vendor expects it back."""
+    """Return the reasoning before this entry in a message's form, if the vendor expects it."""
     if not vendor or index == 0 or entries[index - 1].type != THINKING:
         return {}
     own = entries[index - 1].metadata.get(REASONING)
@@ -469,7 +470,7 @@ def orphan_results(entries: Sequence[Entry]) -> set[int]:
 
 
 def call_id_of(call: Entry) -> str:
-    """Return the call's id for the model: its own, or one made from the entry's id."""
+    """Return the call's id for the model, made from the entry's id if the call has none."""
     return call.call_id or f"call_{call.id[:24]}"
 
 
@@ -483,7 +484,7 @@ class HandedMessages:
         self._index = {id(message): index for index, message in enumerate(self.messages)}
 
     def shown(self, entries: Sequence[Entry]) -> list[dict[str, Any]]:
-        """Return these entries' messages, as the same objects as in `messages` if unchanged."""
+        """Return these entries' messages; unchanged ones are the same objects as in `messages`."""
         by_first = {_span_name(span): index for index, span in enumerate(self._spans)}
         shown = []
         for span in spans_of(entries):
@@ -515,7 +516,7 @@ class HandedMessages:
         return _flat(self.entries_for(messages))
 
     def entries_for(self, messages: Iterable[Mapping[str, Any]]) -> list[list[Entry]]:
-        """Return each message's original entries, or new ones for a new message."""
+        """Return each message's original entries, or new entries for new messages."""
         unused = dict(enumerate(self._spans))
         found = [self._take_same(message, unused) for message in messages]
         # From the newest, because if one of two equal messages was removed, it was the older one.
@@ -545,7 +546,7 @@ def _flat(groups: Iterable[Sequence[Entry]]) -> list[Entry]:
 
 
 def _span_name(span: MessageSpan) -> int | str:
-    """Return a span's key: its number if it has one, because ids may not be unique."""
+    """Return a span's key: its number if it has one, because its id may not be unique."""
     return span.entries[0].seq or span.entries[0].id
 
 

@@ -1,6 +1,6 @@
 """A conversation as the loop and stores use it: identity, state, log, queue and digests.
 
-Stores keep what `Head` and `PARTS` list.
+Stores keep the data in `Head` and `PARTS`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from nanoloop.session.queue import Next, Queue, is_asked, last_exchange
 
 
 class Conversation:
-    """A thread-safe conversation, whose log keeps even what leaves the window."""
+    """A thread-safe conversation; entries that leave the window stay in its log."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Conversation:
         # A weak reference, so that an unused session is freed at once, without a collection.
         me = WeakMethod(self._settings_changed)
         self.settings = Options(settings, changed=lambda: changed() if (changed := me()) else None)
-        """The conversation's settings; its own override those given, then the defaults."""
+        """The conversation's settings, which override the given ones and the defaults."""
         self.queue = Queue()
         """Waiting messages and unsent answers; changed only through this object."""
         self.updated_at = about.created_at
@@ -298,7 +298,7 @@ class Conversation:
             return did_wait
 
     def amend_held(self, message_id: str, text: str | None) -> bool:
-        """Change a waiting message's text, or delete it for None; return False if unknown."""
+        """Change a waiting message's text, or delete it if None; return False if not found."""
         with self.lock:
             has_changed = self.queue.amend(message_id, text)
             if has_changed:
@@ -306,7 +306,7 @@ class Conversation:
             return has_changed
 
     def hear(self, chat: str, message_id: str) -> bool:
-        """Make the next commit record this message; the commit fails if another one already has.
+        """Make the next commit record this message, and fail if the message is already recorded.
 
         Return False if the message is already part of the next commit.
         """

@@ -87,7 +87,7 @@ class Summary(Digest):
         ledger: Iterable[Mapping[str, Any]] | None,
         spent: Mapping[str, int] | None,
     ) -> Summary:
-        """Return the next summary; the ledger is kept unless given, and the costs are added."""
+        """Return the next summary: the ledger is kept or replaced, and the costs are added."""
         ledger = self.ledger if ledger is None else quotes_in(tuple(ledger))
         spent = added(self.spent, spent or {})
         return replace(self, value=text, seq=seq, ledger=ledger, spent=spent)

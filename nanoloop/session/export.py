@@ -140,7 +140,7 @@ def _memo_cursor(
 
 
 def _summary(session: Session, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the summary in the form to store."""
+    """Return the summary as stores save it."""
     summary: dict[str, Any] = session.part(SUMMARY)
     before = session.log.start - 1
     if data.get("summary_cursor") is not None:
@@ -155,7 +155,7 @@ def _summary(session: Session, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _memo(session: Session, data: Mapping[str, Any], cursor: int | None) -> dict[str, Any]:
-    """Return the memo in the form to store."""
+    """Return the memo as stores save it."""
     memo: dict[str, Any] = session.part(MEMO)
     if "memo" in data:
         memo["value"] = data["memo"]
@@ -229,7 +229,7 @@ _INNER = ("_turns", "_last_resize_turn", "_memo_cursor")
 
 
 def checked_data(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the data with valid positions and counts, and the names of those that were invalid.
+    """Return the data with all positions and counts corrected, and the names of wrong values.
 
     An invalid position becomes the beginning, and invalid turns are counted again. Raise TypeError
     or ValueError if anything else is wrong.
@@ -295,7 +295,7 @@ def _with_window(data: Mapping[str, Any], entries: list[Entry], places: Any) -> 
 
 
 def _at(place: Any, entries: Sequence[Entry]) -> Entry | None:
-    """Return the entry at this position in the history, or the one included in full."""
+    """Return the entry at this position in the history; other entries are given in full."""
     if isinstance(place, Mapping):
         return entries_in([place])[0]
     is_there = isinstance(place, int) and 0 <= place < len(entries)

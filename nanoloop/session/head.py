@@ -122,7 +122,7 @@ class Head:
     by: str = ""
     """The process that answers in the session, or did so last."""
     claims: int = 0
-    """How many times a process has claimed work here; the number fences off outdated work."""
+    """How many times a process has claimed the session's work; older claims can't write."""
     stopped: int = 0
     """The claim whose turn is to stop, in whichever process it runs."""
     erasures: int = 0
@@ -254,7 +254,7 @@ class Identity:
 
 
 def seconds_of(ttl: float | timedelta | None) -> float | None:
-    """Return a lifetime in seconds, or None if it is unlimited, as with zero or less."""
+    """Return a lifetime in seconds; None, zero or less means unlimited."""
     seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
     return seconds if seconds and 0 < seconds < inf else None
 
@@ -329,7 +329,7 @@ class ChangeTracker:
         self._fresh.append(entry)
 
     def erase(self, seqs: Collection[int]) -> None:
-        """Replace these new entries with erased ones."""
+        """Remove the content of these new entries, but keep their places."""
         self._fresh = deque(e.erased() if e.seq in seqs else e for e in self._fresh)
 
     def committed(self, changes: Changes) -> None:

@@ -71,9 +71,9 @@ class Log:
 
     @property
     def shown(self) -> tuple[int | Mapping[str, Any], ...] | None:
-        """The window in the form to store, or None if it is simply the end of the log.
+        """The window as stores save it, or None if it is simply the end of the log.
 
-        The form has the numbers of entries, and entries in full that are in no log.
+        It is saved as the numbers of entries, with entries that are in no log in full.
         """
         return None if self._shown is None else tuple(e.seq or e.to_dict() for e in self._shown)
 
@@ -96,7 +96,7 @@ class Log:
         return min((e.seq - 1 for e in self._shown if e.seq), default=self.last)
 
     def index_of(self, seq: int) -> int:
-        """Return the index in memory of this entry, or of the next existing one."""
+        """Return the index in memory of this entry or, if it is missing, of the next one."""
         return self._index_after(seq - 1)
 
     def _index_after(self, seq: int) -> int:
@@ -318,7 +318,7 @@ def _cut_at_user(entries: Sequence[Entry], keep: int) -> int:
 
 
 def cut_to_fit(entries: Sequence[Entry], *, room: float, size: Callable[[Entry], int]) -> int:
-    """Return the index of the oldest user's message from which all fits, or of the newest one."""
+    """Return the index of the oldest user's message such that the entries from there on fit."""
     start = 0
     for index in range(len(entries) - 1, -1, -1):
         room -= size(entries[index])

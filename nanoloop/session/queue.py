@@ -184,7 +184,7 @@ class Queue:
         return has_left
 
     def amend(self, message_id: str, text: str | None) -> bool:
-        """Change a waiting message's text, or delete it for None; return False if unknown."""
+        """Change a waiting message's text, or delete it if None; return False if not found."""
         mine = {entry.id for entry in self.waiting if message_id_of(entry) == message_id}
         if text is None:
             self.waiting = tuple(entry for entry in self.waiting if entry.id not in mine)

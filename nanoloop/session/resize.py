@@ -31,7 +31,7 @@ CATCH_UP_CHARS = 24_000
 RESULT_LIMIT = 2000
 """How many characters of a tool's result are used for a memo."""
 REF_LIMIT = 500
-"""How many characters of a reference are shown; longer ones are really data."""
+"""How many characters of a reference are shown; a longer one probably contains data."""
 _FENCE = re.compile(r"^```\w*\s*\n(.*?)\n?```\s*$", re.DOTALL)
 _REFS = ("file", "url", "path", "id", "name")
 _FACTS = ("name", "mime_type", "size", "width", "height", "duration")
@@ -96,7 +96,7 @@ class ResizeHandlers:
     """The functions that control a session's resizes; each overrides any setting."""
 
     policy: Handler | None = None
-    """Decides in place of the rules; called with (full, current, settings)."""
+    """Replaces the rules; called with (full, current, settings)."""
     resizes: dict[str, Resize] = field(default_factory=lambda: dict(DEFAULT_RESIZES))
     """The resize functions by type."""
     memo_update: Handler | None = None
@@ -220,7 +220,7 @@ async def _resize(
 
 
 def _is_done(session: Session, now: ResizeInput) -> bool:
-    """Return True if a built-in resize has nothing left to do, so as not to repeat it forever."""
+    """Return True if a built-in resize has nothing left to do."""
     return not now.kept_from and now.end == session.resized.get("seq", 0)
 
 
@@ -285,7 +285,7 @@ def _apply(
 
 
 def _still_shown(session: Session, now: ResizeInput, current: Iterable[Entry]) -> list[Entry]:
-    """Return the new window, without entries that have left since, and with those added since."""
+    """Return the new window, updated for entries that were removed or added meanwhile."""
     was_shown = {entry.seq for entry in now.window}
     is_shown = {entry.seq for entry in session.log.window}
     kept = [e for e in current if e.seq in is_shown or e.seq not in was_shown]
@@ -373,7 +373,10 @@ def _take_memo(session: Session, *, now: ResizeInput, result: ResizeResult) -> b
 
 
 def chunks(messages: Sequence[dict[str, Any]], chars: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield chunks of at most `chars` characters (0: any); a longer message is one chunk."""
+    """Yield chunks of at most `chars` characters; 0 means one chunk.
+
+    A longer message is a chunk of its own.
+    """
     chunk: list[dict[str, Any]] = []
     filled = 0
     for message in messages:

@@ -105,13 +105,13 @@ class Session(Conversation):
                 self.set_resize_handlers(name, handler)
 
     def move(self, session_id: str) -> None:
-        """Set the session in which the chat continues; "" for this one."""
+        """Set the id of the session in which the chat continues; "" if it stays."""
         with self.lock:
             self.moved = session_id
             self.touch()
 
     def renew(self, fresh: Session) -> None:
-        """Take over the state of another object of this session; changes not yet durable are lost.
+        """Take over the state of another object of this session; unsaved changes are lost.
 
         Users of this object can go on using it: it keeps its handlers, its settings' parent and its
         provider.
@@ -264,7 +264,7 @@ class Session(Conversation):
         return sum(map(is_asked, self.window)) > 1
 
     def context_size(self) -> int:
-        """Return the window's tokens: by the token counter, or one per four characters."""
+        """Return the window's tokens from the token counter, or one per four characters."""
         with self.lock:
             texts = [entry_text(entry) + other_words(entry) for entry in self.log.window]
         if self.token_counter is not None:

@@ -1,4 +1,4 @@
-"""Who said what in a message: its sender, and the people quoted, forwarded or overheard.
+"""The speakers in a message: its sender, and the people quoted, forwarded or overheard.
 
 Messages stored by older versions lack this structure: they are one text by the sender and are never
 parsed.
@@ -39,7 +39,7 @@ NAME_CHARS = 40
 HANDLE_CHARS = 10
 SOMEONE = "someone"
 ME = "you"
-"""The bot's own name for itself, which nobody else can have."""
+"""The name shown for the bot itself; nobody else can have it."""
 _READ_CHARS = 200
 _ROLES = frozenset({"assistant", "developer", "function", "model", "system", "tool", "user"})
 _OURS = frozenset('|#:;,"`\\=*<>~^«»“”„‟\u2039\u203a')
@@ -96,7 +96,7 @@ def kind_of(entry: Entry) -> Kind:
 
 
 def speaker_of(entry: Entry) -> Speaker | None:
-    """Return the message's sender, or None if unknown."""
+    """Return the message's sender, or None if the message names none."""
     metadata = entry.metadata
     if SPEECH in metadata and isinstance(speech := metadata[SPEECH], dict):
         return speaker_in(speech.get("by"))
@@ -105,7 +105,7 @@ def speaker_of(entry: Entry) -> Speaker | None:
 
 
 def sender_of(entry: Entry) -> tuple[str, str] | Any:
-    """Return the sender's account, or else the sender's name, to tell senders apart."""
+    """Return the sender's account, or the name if there is no account."""
     by = speaker_of(entry)
     return (by.platform, by.id) if by is not None and by.id else entry.metadata.get("sender")
 
@@ -241,7 +241,7 @@ def who(speaker: Speaker | None, otherwise: str = SOMEONE) -> str:
 
 @lru_cache(maxsize=4096)
 def display_name(name: str) -> str:
-    """Return a name in the form shown: one short line, unlike any mark, handle or role.
+    """Return a name in a safe form to show: one short line, unlike any mark or role.
 
     Different people may have the same name shown, but their handles differ.
     """

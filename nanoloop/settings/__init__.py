@@ -80,13 +80,13 @@ class LoopSettings(Section):
     )
     """How many turns may run at the same time; with 1, messages are answered one by one."""
     on_unanswered: Annotated[Literal["answer", "report"], HARMLESS] = "answer"
-    """What to do at startup with unanswered messages: `answer` or `report` them."""
+    """Answer unanswered messages at startup, or only report them."""
     shutdown_turns_seconds: Annotated[Seconds, HARMLESS] = defaults.SHUTDOWN_TURNS_SECONDS
     """How long running turns may take to finish at shutdown; summaries get half of that."""
 
 
 class TurnSettings(Section):
-    """How one answer is produced."""
+    """Limits for a single answer."""
 
     max_steps: Annotated[int, Field(ge=1), Unit("model calls")] = defaults.MAX_STEPS
     """How many times the model may be called in one turn."""
@@ -155,7 +155,7 @@ class SessionSettings(Section):
     """Rules that resize a chat's history after its answers. By default there are none."""
 
     mode: Literal["lite", "memo"] = "lite"
-    """What a resize does: `lite` only trims the window, `memo` also updates a memo of the chat."""
+    """The kind of resize: `lite` only trims the window, `memo` also updates a memo of the chat."""
     messages: Messages | None = Field(default=None, examples=[40])
     """How many messages the window may have; replaces the rule of the message buffer."""
     chars: Annotated[int, Field(ge=1), Unit("characters")] | None = Field(
@@ -180,7 +180,7 @@ class SessionSettings(Section):
 
 
 class RecallSettings(Section):
-    """Search in earlier messages, with the command /recall and the tool of that name."""
+    """Search in earlier messages, with the command /recall and the tool `recall`."""
 
     enabled: bool = True
     """Index messages for the search: in the data folder, or in memory if they are encrypted."""
@@ -213,7 +213,7 @@ class SentenceSettings(Section):
     refused: Sentence = ENGLISH["refused"]
     """A content filter stopped the answer."""
     no_images: Sentence = ENGLISH["no_images"]
-    """The model accepts no pictures, and those of an API client can't be dropped."""
+    """The model accepts no pictures, and an API client's pictures can't be dropped."""
     bad_image: Sentence = ENGLISH["bad_image"]
     """The model can't read a picture from an API client."""
     empty: Sentence = ENGLISH["empty"]
@@ -396,7 +396,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def of_code(cls, said: Mapping[str, str], *, env: Mapping[str, str] | None = None) -> Settings:
-        """Combine the environment's settings with a program's own; raise like `load`.
+        """Combine the environment's settings with a program's own; same errors as `load`.
 
         `said` maps dotted keys to the program's values, which are stronger. No file is read.
         """
@@ -439,7 +439,7 @@ class Settings(BaseSettings):
 
     @property
     def own_file(self) -> Path | None:
-        """The file that counts as the user's own: in their folder, named, or trusted; or None."""
+        """The user's own file: in the user's folder, named explicitly, or trusted; or None."""
         return self._own_file
 
     @property

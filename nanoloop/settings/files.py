@@ -168,7 +168,7 @@ def read_agents(folder: Path, *, beneath: Path | None = None) -> Iterator[AgentF
 
 
 def digest_of(text: str, agents: Iterable[AgentFile]) -> str:
-    """Return a digest of a settings file's text and of the agents' files beside it, as read."""
+    """Return a digest of the texts of a settings file and of the agents' files beside it."""
     texts = {NAME: text} | {f"agents/{each.path.name}": each.said.text for each in agents}
     return sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
 

@@ -42,7 +42,7 @@ class ByName:
     """
 
     table: Callable[[str], type[BaseModel]]
-    """Returns the type for a name; raises `SettingsError` for an unknown one."""
+    """Returns the type for a name; raises `SettingsError` for an unknown name."""
     usual: type[BaseModel]
     """The type that most tables have."""
     example: str
@@ -73,7 +73,7 @@ def setting(model: type[BaseModel], path: tuple[str, ...]) -> FieldInfo | None:
 
 
 def setting_in(field: FieldInfo, name: str) -> FieldInfo | None:
-    """Return the setting or table of this name in a table, or None; raise like `setting`."""
+    """Return the setting or table of this name in a table, or None; same errors as `setting`."""
     if is_named(field):
         mark = by_name(field)
         return FieldInfo(annotation=mark.table(name) if mark else table_of(field))
@@ -82,7 +82,7 @@ def setting_in(field: FieldInfo, name: str) -> FieldInfo | None:
 
 
 def settings_near(model: type[BaseModel], path: tuple[str, ...]) -> dict[str, FieldInfo]:
-    """Return the settings that a wrong path may have meant: all, or those of its named table."""
+    """Return the settings similar to a wrong path: all, or only those of its named table."""
     field = model.model_fields.get(path[0])
     table = table_of(field) if field else None
     mark = (by_name(field) if field else None) or (beside(table) if table else None)
@@ -120,7 +120,7 @@ def is_harmless(field: FieldInfo) -> bool:
 def without_harm(
     model: type[BaseModel], table: Mapping[str, Any], above: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a table into what any file may set, and the rest by dotted keys.
+    """Split a table into the values that any file may set, and the rest by dotted keys.
 
     No plugin is loaded for this. An unknown name is kept, so that it is refused by name later.
     """

@@ -1,4 +1,4 @@
-"""Explain what is wrong with the settings: what to change, and where."""
+"""Explain the problems with the settings: what to change, and where."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Problem:
     """The conflicting settings."""
 
     def found_in(self, origins: Mapping[str, Origin]) -> Problem:
-        """Return the problem with the place where one of its keys was set."""
+        """Return a copy of the problem, with the place where one of its keys was set."""
         found = (origins[key] for key in self.keys if key in origins)
         return replace(self, origin=next(found, self.origin))
 
@@ -122,7 +122,7 @@ def refused(
 
 
 def lacks(path: tuple[str, ...], error: ErrorDetails) -> Problem:
-    """Explain what is missing at this path, or what the plugin says about the whole table."""
+    """Explain a missing setting at this path, or a plugin's objection to its whole table."""
     key = ".".join(path)
     is_missing = error["type"] == "missing"
     return Problem(text=f"{key} is missing: set it" if is_missing else f"{key}: {error['msg']}")
@@ -151,7 +151,7 @@ def gone(key: str, origin: Origin | None = None) -> Problem | None:
 
 
 def instead(key: str) -> str:
-    """Return what to do about a removed setting."""
+    """Return advice on a removed setting."""
     now = GONE[key]
     return now if now.startswith("set ") else f"remove it ({now})"
 
@@ -166,7 +166,7 @@ def all_gone(said: Mapping[str, Any], above: str = "") -> Iterator[Problem]:
 
 
 def is_table_gone(key: str) -> bool:
-    """Return True if a table of this name had only settings that were removed."""
+    """Return True if a table of this name once existed and had only removed settings."""
     return any(name.startswith(f"{key}.") for name in GONE)
 
 

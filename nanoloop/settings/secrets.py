@@ -31,7 +31,7 @@ _QUERY = re.compile(r"(?<=//)([^\s\"?#]*)[?#]([^\s\"]+)")
 
 
 def shown(value: Any) -> str:
-    """Return a value as it may be printed: secrets masked, the rest as in the settings file."""
+    """Return a value in printable form, with secrets masked."""
     match value:
         case SecretStr():
             text = MASK

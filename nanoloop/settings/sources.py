@@ -168,7 +168,7 @@ class Sources:
     files: tuple[Path, ...] = ()
     """The settings files that were read, strongest first."""
     own_file: Path | None = None
-    """The file among them that counts as the user's own."""
+    """The one of these files that is the user's own, or None."""
     left_out: LeftOut | None = None
     """The settings that one of the files can't set because it is not trusted."""
 
@@ -243,7 +243,7 @@ def read_sources(
     env: Mapping[str, str],
     cwd: Path,
 ) -> Sources:
-    """Read every source; an unreadable one becomes a problem, and nothing is raised."""
+    """Read every source; an unreadable one adds a problem rather than raising."""
     named = config or env.get(CONFIG)
     files = [_read(Path(named), is_needed=True)] if named else _found(model, cwd, env)
     typed = {key: str(value) for key, value in flags.items() if value is not None}

@@ -90,7 +90,7 @@ class Trust:
         return said.get("trusted") is True
 
     def answer(self, path: Path, digest: str, *, is_trusted: bool) -> None:
-        """Store the user's answer, replacing the one for other content.
+        """Store the user's answer about this content; it replaces any earlier answer.
 
         Raise `SettingsError` if it can't be written.
         """

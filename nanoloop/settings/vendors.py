@@ -58,7 +58,7 @@ class ServerSettings:
 
     @property
     def lacks(self) -> str | None:
-        """What must be set before the server can be called, or None."""
+        """A sentence on what must be set to call the server, or None."""
         if self.url is None:
             return f"no address is set: set {self.vendor.address}"
         if self.key is None and self.vendor.keys and self.url == (self.vendor.url or self.url):
@@ -137,7 +137,7 @@ def own_of(settings: Settings, word: str) -> Any:
 
 
 def lacking(settings: Settings, model: str) -> str | None:
-    """Return what must be set before a model can be called, or None."""
+    """Return a sentence on what must be set to call this model, or None."""
     word, name = split(model)
     if word and not name:
         return f"no model is named: write {word}:NAME"

@@ -118,7 +118,7 @@ async def _copy_one(
 
 
 async def _theirs(target: DatabaseStore, name: str) -> StoredSnapshot | str | None:
-    """Return the target's session of this name, the reason why it can't be read, or None."""
+    """Return the target's session with this name, the reason why it can't be read, or None."""
     try:
         return await taken(target, name)
     except SessionNotFound:
@@ -133,7 +133,7 @@ def _damage(theirs: StoredSnapshot | str) -> str:
 
 
 async def _verify(target: DatabaseStore, name: str, snapshot: StoredSnapshot) -> str:
-    """Describe what can't be read of a session just written; "" if it equals the original."""
+    """Compare a session just written with its original; return the damage, or ""."""
     written = await taken(target, name)
     if isinstance(written, str):
         return written
@@ -148,7 +148,7 @@ async def _verify(target: DatabaseStore, name: str, snapshot: StoredSnapshot) ->
 async def seal_all(
     store: DatabaseStore, *, tell: Tell = lambda *_: None, warn: Warn = lambda *_: None
 ) -> Copied:
-    """Encrypt every session with the first key, and record when nothing else is left.
+    """Encrypt every session with the first key, and then refuse all other keys.
 
     If interrupted, the same call resumes the work. Data that can't be read is left unchanged.
     """

@@ -1,4 +1,4 @@
-"""The interface below a store: what a database must do to keep sessions."""
+"""The interface between a store and its database."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Commit:
 
     @property
     def commit_id(self) -> str:
-        """The id by which a writer recognises its own commit, even if the reply got lost."""
+        """The commit's id; a writer recognises its own commit by it, even if the reply got lost."""
         return str(self.head[COMMIT_ID])
 
     @property
@@ -163,9 +163,9 @@ class StoredSession:
     def glance(
         cls, session_id: str, head: Any, about: Any, size: Any, decode: Decode
     ) -> StoredSession | SessionDamaged:
-        """Read a session's overview from its row; return the error of a damaged one.
+        """Read a session's overview from its row.
 
-        It is returned rather than raised so that no list stops.
+        For a damaged session, the error is returned rather than raised, so that no list stops.
         """
         try:
             with decoding(session_id):
@@ -245,9 +245,9 @@ class Database(Protocol):
         ...
 
     def owing(self, *, now: int, pending: bool) -> AsyncIterator[OwedSession]:
-        """Yield unexpired sessions with pending work, and those in need of a summary.
+        """Yield unexpired sessions with pending work for their chats.
 
-        The latter are left out unless `pending` is set.
+        With `pending`, also yield those that need a summary.
         """
         ...
 
@@ -293,7 +293,7 @@ class Database(Protocol):
 
 
 def granted(node: Node, others: Iterable[Node]) -> frozenset[str]:
-    """Return the accounts that a process may have: those it wants and no other living one has."""
+    """Return the accounts that a process wants and that no other living process has."""
     living = (other for other in others if other.id != node.id and other.age < NODE_SECONDS)
     return node.holds.difference(*(other.holds for other in living))
 

@@ -93,7 +93,7 @@ def _is_locked(fd: int) -> bool:
 
 
 def _held(node: Node | None) -> frozenset[str]:
-    """Return the accounts that no other process can have taken meanwhile."""
+    """Return the accounts of a process that is still alive, or an empty set."""
     return node.holds if node is not None and node.age < NODE_SECONDS else frozenset()
 
 

@@ -91,7 +91,7 @@ class Installation:
 
 
 async def _known(file: Path) -> tuple[str, str]:
-    """Return the folder's id and the last place of its conversations; "" and "" if unreadable."""
+    """Return the folder's id and the last place of its conversations, or "" for both."""
     try:
         value = json.loads(await read_file(file) or b"")
         return str(value["id"]), str(value["store"])

@@ -51,7 +51,7 @@ SELECT set_config('statement_timeout', $1, false), set_config(
 
 
 class Connections:
-    """A limited number of connections per event loop, since each works only in its own loop."""
+    """A limited number of connections for each event loop, which can't share them."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class _Pool:
         self.end()
 
     def end(self) -> None:
-        """Drop the idle connections without closing them; those in use follow."""
+        """Drop the idle connections without closing them properly."""
         self._is_closed = True
         while self._idle:
             self._idle.pop().terminate()
@@ -310,13 +310,13 @@ _STOOD = "UPDATE {schema}.format SET version = $1"
 
 
 async def prepare(connection: Connection, schema: str) -> None:
-    """Make sure the tables have this version's format; raise `StoreError` if theirs is newer."""
+    """Upgrade the tables to this version's format; raise `StoreError` if theirs is newer."""
     if await _standing(connection, schema) < len(STEPS):
         await migrate(connection, schema)
 
 
 async def migrate(connection: Connection, schema: str) -> str:
-    """Upgrade the tables and return what was done; raise like `prepare`."""
+    """Upgrade the tables and return what was done; same errors as `prepare`."""
     _check_encoding(connection)
     async with connection.transaction():
         await connection.execute("SET LOCAL statement_timeout = 0")

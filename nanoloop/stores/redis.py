@@ -196,7 +196,7 @@ class _Rows:
         return stored, past
 
     async def _all(self, session_id: str, past: bytes, *, upto: int) -> list[Entry] | None:
-        """Read all entries, page by page to block nobody; None if the past was rewritten."""
+        """Read all entries in pages, so that others aren't blocked; None if one was rewritten."""
         entries: list[Entry] = []
         while True:
             after = entries[-1].seq if entries else 0
@@ -567,8 +567,7 @@ class Layout:
         self._is_ready = False
         self._one_at_a_time = anyio.Lock()
         self.may_expire = False
-        """True if Redis may be told when a session expires; False if it could drop one too early.
-        """
+        """True if Redis may expire sessions itself; False if it might drop them too early."""
 
     async def ready(self) -> None:
         """Refuse an unusable server, and upgrade an older layout to this one."""

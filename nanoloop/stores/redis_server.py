@@ -23,7 +23,7 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 CONNECTIONS = 32
-"""The most connections; a call beyond this waits for one."""
+"""The most connections; further calls wait for a free one."""
 _CLUSTER = "+cluster"
 
 Client = Redis | RedisCluster
@@ -165,7 +165,7 @@ class RedisServer:
 
     @property
     def is_cluster(self) -> bool:
-        """True if the keys changed in one step must all be on one node."""
+        """True for a cluster, where the keys changed in one step must be on one node."""
         return isinstance(self._redis, RedisCluster)
 
     async def close(self) -> None:
@@ -291,8 +291,8 @@ return rev
 """)
 """Write a commit; return the revision found, an empty string, or `heard`.
 
-Without `now`, the session is created, replacing the one at `based_on`, if any. The session's own
-keys are followed by the key of the chat's messages for each message.
+Without `now`, the session is created, replacing the session at revision `based_on`, if any. After
+the session's own keys, pass the key of the chat's messages for each message.
 """
 
 READ = Script("""#!lua flags=no-writes
@@ -325,7 +325,7 @@ local after, upto, limit = unpack(ARGV)
 local lines = redis.call('ZRANGE', entries, '(' .. after, upto, 'BYSCORE', 'LIMIT', 0, limit)
 return {table.concat(lines, '\\n'), redis.call('HGET', session, 'past')}
 """)
-"""Read some of a session's entries, and the token of the past that they belong to."""
+"""Read some of a session's entries, and the token of the last rewrite."""
 
 NAMES = Script("""#!lua flags=no-writes
 return table.concat(redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), ' ')

@@ -386,7 +386,7 @@ def write_bind(connection: Connection, key: str, session_id: str) -> None:
 
 
 def write_rebind(connection: Connection, key: str, session_id: str, was: str | None) -> bool:
-    """Bind this key if it is bound to `was`, or unbound for None."""
+    """Bind this key if its binding is still `was` (None: unbound)."""
     with transaction(connection):
         if read_bound(connection, key) != was:
             return False

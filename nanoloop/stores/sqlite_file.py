@@ -253,7 +253,7 @@ class SqliteConnector:
 
     @property
     def stillness(self) -> tuple[int, int, int] | None:
-        """A value that stays the same while nobody has the file open; None while someone does."""
+        """The file's inode, size and time; None while someone has the file open."""
         try:
             if self.path.with_name(f"{self.path.name}-wal").exists():
                 return None

@@ -158,7 +158,7 @@ class DatabaseStore:
         return session
 
     async def load(self, session_id: str) -> Session:
-        """Return a session with only its window, however long its history; raise like `get`."""
+        """Return a session with only its window, however long its history; same errors as `get`."""
         stored = self._living(session_id, await (await self._ready()).window(session_id))
         after = window_start(stored.head) - 1
         if not stored.has_all(after=after):  # the head doesn't say where the window begins
@@ -238,7 +238,7 @@ class DatabaseStore:
             raise StoreConflict(commit.id, mine=commit.revision, theirs=stood)
 
     async def revision(self, session_id: str) -> int:
-        """Return the number of stored commits in the session; raise like `get`."""
+        """Return the number of stored commits in the session; same errors as `get`."""
         return int((await self._living_head(session_id))["rev"])
 
     async def entries(
@@ -288,7 +288,7 @@ class DatabaseStore:
         return head
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
-        """Save the session without these entries, also in the store; raise like `save`."""
+        """Save the session without these entries, also in the store; same errors as `save`."""
         await self.order.write(session.id, lambda: self._erase(session, seqs))
 
     async def _erase(self, session: Session, seqs: Collection[int]) -> None:
@@ -324,7 +324,7 @@ class DatabaseStore:
         await self.order.write(session_id, lambda: database.delete(session_id))
 
     async def snapshot(self, session_id: str) -> StoredSnapshot:
-        """Return everything stored about a session, for another store; raise like `get`."""
+        """Return everything stored about a session, for another store; same errors as `get`."""
         stored = self._living(session_id, await (await self._ready()).whole(session_id))
         return await wrap(self._snapshot)(stored, after=0)
 
@@ -410,7 +410,7 @@ class DatabaseStore:
     # Keys
 
     async def bind(self, key: str, session_id: str) -> None:
-        """Bind this key to a session from now on; durable on return."""
+        """Bind this key to a session, and make the binding durable."""
         with anyio.CancelScope(shield=True):
             await self._for_writing()
             await (await self._ready()).bind(key, self.sealing.binding(key, session_id))
@@ -500,7 +500,7 @@ class DatabaseStore:
     async def reseal(self, session_id: str) -> bool:
         """Encrypt a session again with the first key; return False if that is already done.
 
-        Raise like `get`.
+        The errors are those of `get`.
         """
         await self._for_writing()
         return await self.order.write(session_id, lambda: self._reseal(session_id))

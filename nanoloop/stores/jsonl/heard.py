@@ -267,7 +267,7 @@ class ChatIds:
     """How many recorded ids are no longer among these."""
 
     def is_of(self, fd: int, there: os.stat_result) -> bool:
-        """Return True if this is the known file; one that has grown is checked."""
+        """Return True if this is the file already read; a longer file is compared first."""
         if there.st_ino != self.inode or there.st_size <= self.size:
             return there.st_ino == self.inode and there.st_size == self.size
         return os.pread(fd, len(self.first), 0) == self.first  # the inode may belong to a new file

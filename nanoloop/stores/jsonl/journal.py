@@ -220,7 +220,7 @@ class Journal:
     def _put(
         self, old: LogFile | None, data: bytes | Iterable[bytes], commit: Commit, *, durable: bool
     ) -> None:
-        """Replace the old file, which is locked, or create the first one if `old` is None."""
+        """Write a new file in place of the old one, which is locked; `old` is None if missing."""
         if old is not None:
             old.settle()
         self._folder.marks.add(self._name, kinds_owed(commit.head))

@@ -62,7 +62,7 @@ from nanoloop.stores.snapshot import as_it_is, decoding, head_of, pending_start
 
 
 class PlacedBytes(bytes):
-    """A commit as bytes for one position, the file's end at the time they were made.
+    """A commit as bytes for one position: the file's end when the bytes were made.
 
     If another commit was written since, by a cancelled task, another event loop or another process,
     `LogFile.write` writes none of the bytes.

@@ -170,7 +170,7 @@ def glance_in(path: Path, fd: int) -> StoredSession:
 
 
 def newest_at(path: Path) -> StoredSnapshot:
-    """Read the session's window and newest entries from this file; raise like `glance_at`."""
+    """Read the session's window and newest entries from this file; same errors as `glance_at`."""
     fd = open_file(path)
     try:
         name = path.name.removesuffix(SUFFIX)
@@ -382,7 +382,7 @@ def _next_line(fd: int, offset: int, stop: int) -> int | None:
 
 
 WINDOW, PENDING = "window", "pending"
-"""The names of positions of entries in `at`; the other names are those of sections."""
+"""The names in `at` of the positions of entries; all other names are sections."""
 NO_HEAD: Mapping[str, Any] = {"rev": 0, "start": 1, "last": 0, "window": 1, "count": 0}
 
 

@@ -476,7 +476,7 @@ def _renew_format(fd: int) -> None:
 
 @cache
 def machine_start() -> str:
-    """Return an id that changes when the machine restarts or, without one, with each process."""
+    """Return an id of the machine's current boot, or of this process if there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -497,7 +497,7 @@ class Bindings:
         await put_file(self._path(file_name(key)), text.encode(), durable=self._durable)
 
     def rebind(self, key: str, session_id: str, *, was: str | None) -> bool:
-        """Bind a key if it is bound to `was`, or not bound for None; this blocks."""
+        """Bind a key if its binding is still `was` (None: unbound); this blocks."""
         path = self._path(file_name(key))
         found = _binding_in(path.read_bytes() if path.exists() else None)
         if (found and found[1]) != was:
