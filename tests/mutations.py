@@ -195,8 +195,8 @@ MUTATIONS = (
     Mutation(
         promise="unreadable bytes are set aside and not destroyed",
         file="nanoloop/stores/jsonl/log_file.py",
-        old="        if torn:  # who knows",
-        new="        if False:  # who knows",
+        old="        if torn:  # perhaps",
+        new="        if False:  # perhaps",
         test="tests/test_jsonl_damage.py",
     ),
     Mutation(
@@ -293,8 +293,8 @@ MUTATIONS = (
     Mutation(
         promise="an edit reaches a question wherever it is asked",
         file="nanoloop/loop.py",
-        old="                session.claim(self._parts.nodes.me)  # the turn",
-        new="                pass  # the turn",
+        old="                session.claim(self._parts.nodes.me)  # ends the",
+        new="                pass  # ends the",
         test="tests/test_nodes.py -k tool_has_run_elsewhere",
     ),
     Mutation(
@@ -342,7 +342,7 @@ MUTATIONS = (
     Mutation(
         promise="an answer that is sent again keeps its place",
         file="nanoloop/session/queue.py",
-        old="        if seq not in self.unsent:  # else it keeps its place\n",
+        old="        if seq not in self.unsent:  # otherwise it keeps its place\n",
         new="        self.unsent = tuple(each for each in self.unsent if each != seq)\n"
         "        if True:\n",
         test="tests/session/test_queue.py -k keeps_its_place",
