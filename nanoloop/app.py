@@ -248,7 +248,7 @@ class App:
 
 
 def _place(channel: Channel) -> dict[str, str]:
-    """Return the channel's address and token file, if it has them; never a secret."""
+    """Return the address and token file of a channel that has them, but no secret."""
     if not hasattr(channel, "bind"):
         return {}
     file = getattr(channel, "token_file", None)

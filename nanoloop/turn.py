@@ -496,7 +496,7 @@ class Turn:
 
 
 def close_calls(session: Session, why: str, *, since: int = 0) -> None:
-    """Record the reason for each call since `since` that has no result."""
+    """Record why calls from `since` on have no result."""
     for call in open_calls([e for e in session.window if e.seq >= since]):
         name, call_id = call.content.get("tool", ""), call.call_id
         unknown = {UNKNOWN: True}

@@ -501,7 +501,7 @@ class HandedMessages:
     def resolved(
         self, full: Sequence[Mapping[str, Any]], current: Sequence[Mapping[str, Any]]
     ) -> tuple[list[Entry], list[Entry]]:
-        """Return the entries of a history and its window; shared messages share entries."""
+        """Return the entries of two message lists; a message in both lists has the same entries."""
         groups = self.entries_for(full)
         by_object = {id(m): group for m, group in zip(full, groups, strict=True)}
         taken = {id(message) for message in current}

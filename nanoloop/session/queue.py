@@ -111,7 +111,7 @@ FOLLOWS: Mapping[Stage, Mapping[Stage, str]] = {
         Run: "the chat returns",
     },
 }
-"""Which stage may follow which, and why; a chat never takes any other step."""
+"""The stages that may follow each stage, with the reasons; a chat takes no other steps."""
 
 
 class Queue:

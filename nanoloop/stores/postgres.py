@@ -368,7 +368,7 @@ class Statements:
     delete_over: str = "DELETE FROM {schema}.session WHERE id = $1 AND rev = $2"
     insert: str = f"{_MADE}{_CONTENTS}"
     commit: str = f"{_ADVANCED}{_CONTENTS}"
-    """Both return None, having written nothing, if the session is not at the expected revision."""
+    """`insert` and `commit` return None, having written nothing, if the revision has changed."""
     rewrite: str = """
 UPDATE {schema}.entry SET content = new.content
 FROM unnest($2::bigint[], $3::json[]) AS new (seq, content)

@@ -317,7 +317,7 @@ return {
   table.concat(lines, '\\n'), kept.past,
 }
 """)
-"""Read a session, with the entries of its window or (`about`) without entries."""
+"""Read a session: given `window`, with the entries of its window; given `about`, without."""
 
 BETWEEN = Script("""#!lua flags=no-writes
 local session, entries = unpack(KEYS)

@@ -12,7 +12,7 @@ from nanoloop.files import make_folder, open_file
 from nanoloop.stores.snapshot import owes_chat, pending_in
 
 CHAT, SUMMARY = "owing", "pending"
-"""The kinds of pending work: for a chat, and a summary; each kind has a folder of marks."""
+"""The kinds of pending work: messages for a chat, and summaries; each has a folder of marks."""
 NOTHING: frozenset[str] = frozenset()
 ANYTHING = frozenset({CHAT, SUMMARY})
 
