@@ -40,7 +40,7 @@ def test_what_is_said_of_it_is_told_with_its_place(load):
         ("web.port = 99999", "1: channels.web.port is 99999, more than 65535: lower it"),
         ("web.prt = 1", "1: channels.web.prt is 1, but there is no such setting"),
         ("web.prt = 1", "did you mean channels.web.port?"),
-        ("web.trusted_proxies = ['p.example']", "'p.example' is no address: write 10.0.0.7 or"),
+        ("web.trusted_proxies = ['p.example']", "'p.example' is not an address: write 10.0.0.7 or"),
         ("wbe.port = 1", "channels.wbe is not a channel: did you mean channels.web?"),
         ("web.tokens.ann.tokn = 'x'", "did you mean channels.web.tokens.ann.token?"),
     ],

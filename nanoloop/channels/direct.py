@@ -1,4 +1,4 @@
-"""The channel for code, next to the other channels; `AgentLoop.ask` works without it."""
+"""Provides `DirectChannel` beside the other channels; `AgentLoop.ask` works without it."""
 
 from nanoloop.embedding import DirectChannel
 

@@ -1,4 +1,4 @@
-"""Logins to the page: which are open on a store, and the token that this machine makes for it."""
+"""Logins to the web page, and the token that this machine generates for it."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ if TYPE_CHECKING:
 
 _TABLE = "logins"
 OF_ONE = 50
-"""How many logins of one token may be open; one more ends the oldest."""
+"""The most logins that one token may have open at once; another login ends the oldest."""
 _SHOWN = 12
-"""How many characters of a login's digest are its id."""
+"""How many characters of a login's digest serve as its id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageLogin:
-    """A page that is logged in; nobody could log in with what is stored here."""
+    """A login to the page; the stored fields are not enough to log in with."""
 
     digest: str
-    """The hash of its cookie."""
+    """The hash of the login's cookie."""
     name: str
-    """The name of its token."""
+    """The name of the token that was used."""
     since: float
     until: float
 
     @property
     def id(self) -> str:
-        """What names it on the command line."""
+        """The login's id on the command line."""
         return self.digest[:_SHOWN]
 
 
 class Logins:
-    """The open logins, each known by a hash of its cookie only."""
+    """The open logins in the store, identified only by hashes of their cookies."""
 
     def __init__(self, sessions: Sessions, *, now: Callable[[], float] = time.time) -> None:
         self._sessions = sessions
         self._now = now
 
     async def begin(self, cookie: str, *, name: str, seconds: float) -> None:
-        """Open a login that lasts this long; durable when this returns."""
+        """Store a new login that lasts this long; durable when this returns."""
         now = self._now()
         new = PageLogin(digest=_digest(cookie), name=name, since=now, until=now + seconds)
         await self._change(await self._kept(), lambda known: _bounded([*known, new]))
 
     async def is_open(self, cookie: str) -> bool:
-        """Whether this cookie's login has neither ended nor expired, in whatever process."""
+        """Return whether this cookie's login is still open, even if another process ended it."""
         digest = _digest(cookie)
         return any(login.digest == digest for login in await self.open())
 
@@ -71,11 +71,11 @@ class Logins:
         await self._end(lambda login: login.digest == digest)
 
     async def revoke(self, login_id: str) -> bool:
-        """End the login with this id; False if there is none."""
+        """End the login with this id; return False if there is none."""
         return await self._end(lambda login: login.id == login_id)
 
     async def open(self) -> list[PageLogin]:
-        """All open logins, the oldest first."""
+        """Return all open logins, oldest first."""
         try:
             session = await self._sessions.fresh(LOGINS)
         except SessionNotFound:
@@ -85,7 +85,7 @@ class Logins:
     async def _end(self, is_meant: Callable[[PageLogin], bool]) -> bool:
         if not any(map(is_meant, await self.open())):
             return False
-        with suppress(SessionNotFound):  # deleted meanwhile, and all logins with it
+        with suppress(SessionNotFound):  # the session was deleted meanwhile, along with all logins
             session = await self._sessions.open(LOGINS)
             await self._change(
                 session, lambda known: [each for each in known if not is_meant(each)]
@@ -97,7 +97,7 @@ class Logins:
             try:
                 return await self._sessions.fresh(LOGINS)
             except SessionNotFound:
-                # Archived: it is no conversation, and not listed among them.
+                # Archived, so that it is not listed among the conversations.
                 await self._sessions.store.create(id=LOGINS, metadata={ARCHIVED: True})
         return await self._sessions.fresh(LOGINS)
 
@@ -128,7 +128,7 @@ def _known(session: Session) -> list[PageLogin]:
 
 
 def _bounded(logins: list[PageLogin]) -> list[PageLogin]:
-    """Without the oldest of each token that has too many."""
+    """Drop the oldest logins of each token that has too many."""
     left: dict[str, int] = {}
     kept = []
     for login in reversed(logins):
@@ -142,9 +142,10 @@ TOKEN_BYTES = 24
 
 
 def token_in(path: Path) -> tuple[str, bool]:
-    """The token in this file, and whether it was made now; raises `SettingsError`.
+    """Return the token in this file, and whether it was just generated; raises `SettingsError`.
 
-    Nobody else can read it or choose it: links and other people's files are refused.
+    Only this user can have written the file or can read it: links and other users' files are
+    refused.
     """
     is_new = False
     while (token := known_token(path)) is None:
@@ -154,11 +155,11 @@ def token_in(path: Path) -> tuple[str, bool]:
 
 
 def known_token(path: Path) -> str | None:
-    """The token in this file, or None if there is none yet; raises `SettingsError`."""
+    """Return the token in this file, or None if the file does not exist; raises `SettingsError`."""
     with _in_a_sentence(path):
         token = _read(path)
     if token is not None and not re.fullmatch(r"[\w-]{16,200}", token, re.ASCII):
-        raise SettingsError(f"{path} holds no token: remove it, and start again")
+        raise SettingsError(f"{path} does not contain a token: remove it, and start again")
     return token
 
 
@@ -171,7 +172,7 @@ def _in_a_sentence(path: Path) -> Iterator[None]:
 
 
 def _make(path: Path) -> bool:
-    """Make the file with its content; False if another process has made it meanwhile."""
+    """Create the file with a new token; return False if another process has just created it."""
     make_folder(path.parent)
     fresh = path.with_name(f".{token_hex(8)}")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -187,7 +188,7 @@ def _make(path: Path) -> bool:
 
 
 def _read(path: Path) -> str | None:
-    """What is in this file, or None if there is none."""
+    """Return the content of this file, or None if it does not exist."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The terminal for scripts: one message per line, or a single one, each answered in turn."""
+"""The terminal channel for scripts: sends each input line, or a single message, and waits."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _ROLES = {"answer": "assistant", "notice": "notice", "error": "error"}
 class PipeChannel:
     """Sends each line of `stdin`, or just `message`, and writes the answers.
 
-    In plain text, answers go to `stdout`, and errors and notices to `stderr`; what the operator is
-    told about a failure always goes to `stderr`.
+    In plain text, answers go to `stdout`, errors and notices to `stderr`. Details of a failure for
+    the operator always go to `stderr`.
     """
 
     name = "terminal"
@@ -44,14 +44,14 @@ class PipeChannel:
         stderr: int = 2,
         encoding: str = "utf-8",
     ) -> None:
-        """`encoding` is the reader's; characters it lacks are replaced, or escaped in JSON."""
+        """`encoding` is the output's; unsupported characters are replaced, or escaped in JSON."""
         self.chat = chat
         self.streams = streams and not as_json
         """Whether pieces of an answer are written as they arrive."""
         self.failed = False
-        """Whether a message was answered with an error."""
+        """True once a message has been answered with an error."""
         self.incidents = Incidents()
-        """What the operator is told about failures; at a terminal, that is its user."""
+        """Details of failures for the operator, who here is the user of the terminal."""
         self._message = message
         self._as_json = as_json
         self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
@@ -62,7 +62,7 @@ class PipeChannel:
         self._streamed = ""
 
     async def run(self, bus: Bus) -> None:
-        """Send one message after another until all are answered or the reader is gone."""
+        """Send the messages one after another until all are answered or the reader has gone."""
         with anyio.CancelScope() as self._scope:
             async for text in self._texts():
                 await self._ask(bus, text)
@@ -78,19 +78,20 @@ class PipeChannel:
 
     async def _ask(self, bus: Bus, text: str) -> None:
         self._answered = anyio.Event()
-        # An id for each line: two equal lines are two messages.
+        # Each line gets its own id: two identical lines are two messages.
         self._asked = uuid4().hex
         await bus.put(Inbound(channel=self.name, chat=self.chat, text=text, message_id=self._asked))
         await self._answered.wait()
 
     async def send(self, item: Outbound | TextStreamed) -> None:
-        """Write one item, flushed when this returns; ends the run if the reader is gone."""
+        """Write one item, flushed when this returns; end the run if the reader has gone."""
         if item.chat != self.chat:
             return
         try:
             await (self._whole(item) if isinstance(item, Outbound) else self._piece(item.text))
         except OSError as error:
-            # Nobody reads any more, or it can't be written, on a full disk say: asking on is vain.
+            # The output can't be written, because the reader has gone or the disk is full: stop
+            # here.
             if self._scope is not None:
                 self._scope.cancel()
             if not isinstance(error, BrokenPipeError):
@@ -111,7 +112,7 @@ class PipeChannel:
         if about := self.incidents.line(item.incident):
             await self._write(self._stderr, printable(about))
         self.failed = self.failed or item.kind == "error"
-        # Written first, then released: the next line is sent when this answer is out.
+        # Release the next line only now that this answer has been written.
         if asked:
             self._answered.set()
 
@@ -127,7 +128,7 @@ class PipeChannel:
     def _json(self, item: Outbound, *, asked: bool) -> str:
         fields: dict[str, str | bool] = {"role": _ROLES[item.kind], "text": item.text}
         fields["session"] = self.chat
-        if not asked:  # to a message from before a restart, or to none
+        if not asked:  # an answer to an earlier run's message, or to none
             fields["unasked"] = True
         line = json.dumps(fields, ensure_ascii=lookup(self._encoding).name != "utf-8")
         return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", line) + "\n"
@@ -142,7 +143,7 @@ async def _lines(descriptor: int) -> AsyncIterator[bytes]:
 
 
 async def _line(descriptor: int) -> bytes:
-    """Read one line and not a byte more: what has not been asked yet stays in the pipe.
+    """Read one line and not a byte more, so that unsent lines stay in the pipe.
 
     Waits without a thread, so that it can be cancelled.
     """
@@ -158,7 +159,7 @@ async def _line(descriptor: int) -> bytes:
 
 
 async def _write(descriptor: int, written: bytes) -> None:
-    """Write all of it; a slow reader delays nothing else."""
+    """Write all of the data without blocking other tasks while the reader is slow."""
     data = memoryview(written)
     while data:
         await _ready(anyio.wait_writable, descriptor)
@@ -167,5 +168,5 @@ async def _write(descriptor: int, written: bytes) -> None:
 
 
 async def _ready(wait: Callable[[int], Awaitable[None]], descriptor: int) -> None:
-    with suppress(PermissionError):  # a plain file is always ready, and can't be waited for
+    with suppress(PermissionError):  # a regular file is always ready and can't be waited for
         await wait(descriptor)

@@ -1,4 +1,4 @@
-"""What a terminal may show: text without control characters, and Markdown as it arrives."""
+"""Prepares text for a terminal: replaces control characters, and splits Markdown into blocks."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _DELETE = 0x7F
 
 
 def printable(text: str) -> str:
-    """The text with each control character except newline and tab replaced by a symbol."""
+    """Replace each control character except newline and tab with a visible symbol."""
     return _CONTROL.sub(_picture, text.replace("\r", ""))
 
 
 def styled(text: str) -> str:
-    """The same for one of our own texts with colours: the codes for colours stay."""
+    """Replace control characters as `printable` does, but keep escape codes for colours."""
     return "\x1b".join(map(printable, text.split("\x1b")))
 
 
 def escaped(text: str) -> str:
-    """JSON in which the control characters that it may contain raw are written as escapes."""
+    """Escape the control characters that JSON may contain unescaped."""
     return _UNESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -48,11 +48,11 @@ _NEAR = {
     "×": "x",  # noqa: RUF001 - as above
     "\u00a0": " ",
 }
-"""Replacements for terminals that can't show these."""
+"""Replacements for characters that a terminal may be unable to show."""
 
 
 def fitting(text: str, encoding: str | None) -> str:
-    """The text with each character that this encoding lacks replaced by a similar one."""
+    """Replace each character that this encoding lacks with a similar one."""
     encoding = encoding or "ascii"
     try:
         text.encode(encoding)
@@ -73,28 +73,28 @@ def _nearest(char: str, encoding: str) -> str:
 
 @lru_cache(maxsize=2)
 def rendered(markdown: str, columns: int) -> str:
-    """Markdown rendered as coloured lines, for a terminal of this width."""
+    """Render Markdown as coloured lines for a terminal of this width."""
     from rich.console import Console  # noqa: PLC0415 - only an interactive chat needs it
     from rich.markdown import Markdown  # noqa: PLC0415
 
     page = StringIO()
     console = Console(file=page, width=columns, force_terminal=True, color_system="256")
-    # A link in an escape sequence would hide where it leads.
+    # With a hyperlink escape sequence, the address would be hidden.
     console.print(Markdown(markdown, hyperlinks=False))
     return re.sub(r" +$", "", page.getvalue(), flags=re.MULTILINE).strip("\n")
 
 
 def last_lines(text: str, count: int) -> str:
-    """The last `count` lines of a text, or all of it if it has fewer."""
+    """Return the last `count` lines of a text, or the whole text if it has fewer."""
     lines = text.split("\n")
     return text if len(lines) <= count else "\n".join(lines[-count:])
 
 
 def unshown(answer: str, streamed: str) -> str | None:
-    """The part of the answer not yet shown in pieces; None if they don't match it.
+    """Return the part of the answer that is not in `streamed`, or None if the two don't match.
 
-    The stream may contain more than the answer, from before tool calls or because a model repeated
-    itself; pieces may be missing.
+    The stream may contain more than the answer, such as text from before a tool call or a model's
+    repetition, and pieces may be missing.
     """
     if streamed and (streamed.rstrip().endswith(answer.strip()) or streamed.startswith(answer)):
         return ""
@@ -110,18 +110,18 @@ class Blocks:
         self._whole = ""
 
     def feed(self, piece: str) -> str:
-        """Add a piece; returns the blocks that it completed, or nothing."""
+        """Add a piece; return the blocks that it completes, or an empty string."""
         self._whole += piece
         self.open += piece
         return self._cut(_last_block(self.open)) if "\n" in piece else ""
 
     def settle(self, answer: str | None = None) -> str:
-        """Return what has not been shown yet, and start over; pieces may have been dropped."""
+        """Return the text not shown yet, and start over; pieces may have been dropped."""
         streamed, rest = self._whole, self._cut(len(self.open))
         self._whole = ""
         if answer is None:
             return rest
-        if streamed.startswith(answer):  # what repeated itself is not shown, as far as it waits
+        if streamed.startswith(answer):  # drop repeated text that has not been shown yet
             return answer[len(streamed) - len(rest) :]
         missing = unshown(answer, streamed)
         return answer if missing is None else rest + missing
@@ -132,7 +132,7 @@ class Blocks:
 
 
 def _last_block(text: str) -> int:
-    """The position at which the last block of the complete lines begins."""
+    """Return the position at which the last block of the complete lines begins."""
     from markdown_it import MarkdownIt  # noqa: PLC0415 - comes with rich
 
     lines = text.split("\n")[:-1]

@@ -1,4 +1,4 @@
-"""Serves an application on our own socket, and stops without cutting off clients."""
+"""Serves an ASGI application on a given socket, and shuts down without cutting off clients."""
 
 from __future__ import annotations
 
@@ -23,39 +23,41 @@ from nanoloop.addresses import network_of
 from nanoloop.files import connection_limit
 
 HEAD_BYTES = 64_000
-"""Bytes a request may send outside its body before its connection is cut."""
+"""How many bytes a request may send outside its body before its connection is closed."""
 CHUNK_COST = 8
 """Extra bytes allowed per byte of the body, for clients that send tiny chunks."""
 IGNORED_BYTES = 1_000_000
-"""Bytes of a body that are accepted after its request has been answered."""
+"""How many bytes of a body are accepted after its request has been answered."""
 LOOP_BYTES = 64_000
-"""The largest body that is parsed in the event loop; a larger one is parsed in a thread."""
+"""The largest body that is parsed in the event loop; larger ones are parsed in a thread."""
 PATIENCE_SECONDS = 30
-"""How long a client may receive nothing of what is being sent to it before it is cut."""
+"""How long a client may go without receiving any pending data before it is disconnected."""
 SWEEP_SECONDS = 1
 TICK_SECONDS = 1
 ENDING_SECONDS = 0.01
-"""How often to check, while stopping, whether everything has ended."""
+"""During shutdown, how often to check whether all connections have ended."""
 
 
 class OpenConnections:
     """The open connections of all listeners in a process, limited in total and per address.
 
-    Over a limit, the connection that has waited longest for its client is cut: it waits for a whole
-    request, or for what was sent to be received. The new one is cut if no other waits.
+    Over a limit, the connection that has waited longest for its client is closed: for a whole
+    request, or for the client to receive data. If no other connection is waiting, the new one is
+    closed.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.limit_of_address = max(1, limit // 2)
         self.count = 0
-        self._guard = Lock()  # listeners may have event loops of their own
-        # Of each address: how many there are, and those that wait for the client, oldest first.
+        self._guard = Lock()  # listeners may run in different event loops
+        # For each address: its number of connections, and those waiting for the client, oldest
+        # first.
         self._counts: dict[str, int] = {}
         self._waiting: dict[str, dict[_Protocol, None]] = {}
 
     def enter(self, connection: _Protocol) -> None:
-        """Add a connection; if that is too many, cut it or another one."""
+        """Add a connection; over a limit, close one connection."""
         address = connection.address
         with self._guard:
             self.count += 1
@@ -82,7 +84,7 @@ class OpenConnections:
             self._add(connection)
 
     def go_on(self, connection: _Protocol) -> None:
-        """Mark a connection as having a whole request, and a client that receives."""
+        """Mark a connection as not waiting: its request is complete, its client receives data."""
         with self._guard:
             self._drop(connection)
 
@@ -98,26 +100,26 @@ class OpenConnections:
     def _cut_oldest(self, address: str) -> None:
         oldest = next(iter(self._waiting[address]))
         self._drop(oldest)
-        with contextlib.suppress(RuntimeError):  # its event loop has ended
+        with contextlib.suppress(RuntimeError):  # the connection's event loop has ended
             oldest.loop.call_soon_threadsafe(oldest.transport.abort)
 
 
 @cache
 def connections_of_process() -> OpenConnections:
-    """What all listeners share: their connections count towards one limit of open files."""
+    """Return the connections that all listeners in this process share, limited by open files."""
     return OpenConnections(connection_limit())
 
 
 class _Http(h11.Connection):
-    """Counts the bytes that a request sends outside its body."""
+    """Parses HTTP, and counts the bytes that a request sends outside its body."""
 
     def __init__(self) -> None:
-        super().__init__(h11.SERVER, HEAD_BYTES)  # which bounds a head, and each line of a body
+        super().__init__(h11.SERVER, HEAD_BYTES)  # this also limits each line of a body
         self._beside = self._body = 0
 
     @property
     def has_too_much(self) -> bool:
-        """Whether a request has sent more outside its body than any real client does."""
+        """Whether a request has sent more outside its body than any real client would."""
         return self._beside > HEAD_BYTES + CHUNK_COST * self._body
 
     def receive_data(self, data: bytes) -> None:
@@ -135,7 +137,7 @@ class _Http(h11.Connection):
 
 
 class _Protocol(H11Protocol):
-    """HTTP on a connection that counts towards the limits, and restricts what it accepts."""
+    """Handles one HTTP connection, which counts towards the limits and may not send too much."""
 
     conn: _Http
     others: OpenConnections
@@ -144,7 +146,7 @@ class _Protocol(H11Protocol):
 
     @classmethod
     def among(cls, others: OpenConnections) -> Callable[..., _Protocol]:
-        """The factory that uvicorn needs, for connections that belong to this group."""
+        """Return the factory that uvicorn needs, for connections counted in `others`."""
 
         def make(**named: Any) -> _Protocol:
             made = cls(**named)
@@ -199,16 +201,16 @@ class _Protocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is not None:
-            self.cycle.disconnected = True  # whatever is still to be answered is not
+            self.cycle.disconnected = True  # a request in progress gets no response
             self.cycle.message_event.set()
         try:
             super().send_400_response(msg)
-        except h11.LocalProtocolError:  # an answer is on its way, or has gone out
+        except h11.LocalProtocolError:  # a response has already begun
             self.transport.abort()
 
 
 class _UvicornServer(uvicorn.Server):
-    """A server that leaves signals to the program, and sleeps until it is told to stop."""
+    """A uvicorn server that leaves signals to the program and sleeps until told to stop."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -220,7 +222,7 @@ class _UvicornServer(uvicorn.Server):
         self._told.set()
 
     async def main_loop(self) -> None:
-        while not await self.on_tick(0):  # it also tells responses the time
+        while not await self.on_tick(0):  # also updates the date header of responses
             with anyio.move_on_after(TICK_SECONDS):
                 await self._told.wait()
 
@@ -245,7 +247,7 @@ class _UvicornServer(uvicorn.Server):
 
 
 class WebServer:
-    """Serves until cancelled; then stops accepting, and gives running requests some time."""
+    """Serves until cancelled; then stops accepting connections and gives running requests time."""
 
     def __init__(
         self,
@@ -278,7 +280,7 @@ class WebServer:
         async with anyio.create_task_group() as group:
             group.start_soon(self._sweep, name="web sweep")
             group.start_soon(self._watch, name="web end")
-            with anyio.CancelScope(shield=True):  # told by `_watch`, it ends in its own time
+            with anyio.CancelScope(shield=True):  # `_watch` tells it to stop
                 await self._server.serve(sockets=[listener])
             group.cancel_scope.cancel()
 
@@ -295,7 +297,7 @@ class WebServer:
             self._cut_idle(time.monotonic())
 
     def _cut_idle(self, now: float) -> None:
-        """Cut connections that take too long to send a whole request, to receive, or to close."""
+        """Close connections that are too slow to send a request, to receive data, or to close."""
         for connection in list(self._server.server_state.connections):
             state, patience = self._state_of(connection)
             known, since = self._same_since.get(connection, (state, now))
@@ -305,7 +307,7 @@ class WebServer:
                 connection.transport.abort()
 
     def _state_of(self, connection: Any) -> tuple[object, float]:
-        """What changes while its client goes on, and for how many seconds it may stay the same."""
+        """Return a value that changes with the client's progress, and how long it may stall."""
         cycle, transport = connection.cycle, connection.transport
         is_paused, is_closing = connection.flow.write_paused, transport.is_closing()
         is_asked = cycle is not None and not cycle.response_complete

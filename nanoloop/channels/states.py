@@ -1,4 +1,4 @@
-"""Each channel's state and the latest failures: one small file per process, for `status`."""
+"""Each channel's state and the latest failures, in one small file per process, for `status`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from nanoloop.session.entry import rfc3339, utc_now
 FOLDER = "status"
 """The folder for these files within the data folder."""
 FORMER_FILE = "status.json"
-"""The single file used before each process had its own."""
+"""The single file that earlier versions used for all processes."""
 FAILURES = 5
 """How many of the latest failures are shown."""
 APART_SECONDS = 0.5
-"""How often changes are looked for, so that the file is seldom written, however much happens."""
+"""How often to check for changes; limits how often the file is written."""
 SIGN_SECONDS = 15
-"""How often a process with nothing new to report touches the file to show that it is alive."""
+"""How often an idle process touches the file to show that it is alive."""
 GONE_SECONDS = 60
-"""After this long without a sign it is dead, even if another process now has its number."""
+"""A process that has not touched its file for this long is dead, even if its pid exists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,58 +41,58 @@ class ChannelState:
     """`running`, `connecting`, `connected`, `waiting`, `refused` or `failed`."""
     since: str
     reason: str = ""
-    """Why it is not connected, and what to do about it."""
+    """Why the channel is not connected, and how to fix it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """One failure, as the operator sees it."""
+    """One failure, as reported to the operator."""
 
     time: str
     incident: str
-    """The id that the chat was told."""
+    """The id that the chat was given."""
     where: str
-    """The session, or the path of a request."""
+    """The session's id, or the path of a request."""
     said: str
 
     @classmethod
     def of(cls, report: IncidentReport) -> Self:
-        """The failure in the file's form."""
+        """Convert an incident report to the form used in the file."""
         incident, now = report.incident, rfc3339(report.time)
         return cls(time=now, incident=incident.incident, where=report.place, said=incident.said)
 
 
 @dataclass(slots=True, kw_only=True)
 class RunningProcess:
-    """A process that answers chats, its channels, and what failed last."""
+    """A process that answers chats, with its channels and latest failures."""
 
     pid: int
     since: str
     command: str = "run"
-    """What it was started as: `run`, `serve` or `chat`."""
+    """The command that started it: `run`, `serve` or `chat`."""
     place: str = PLACE
-    """Where its number is valid."""
+    """The machine or container in which the pid is valid."""
     connections: int = 0
-    """How many it can serve at the same time."""
+    """How many connections the process can serve at once."""
     holds: list[str] = field(default_factory=list)
-    """The accounts on chat platforms that only it may use."""
+    """The accounts on chat platforms that only this process may use."""
     channels: dict[str, ChannelState] = field(default_factory=dict)
     failures: list[Failed] = field(default_factory=list)
-    """The newest last."""
+    """The latest failures, newest last."""
 
     @property
     def is_daemon(self) -> bool:
-        """Whether it runs until it is told to stop."""
+        """Whether the process runs until it is told to stop."""
         return self.command != "chat"
 
     @property
     def is_alive(self) -> bool:
-        """Whether its process exists, as far as can be told from here."""
+        """Whether the process exists; True if it runs on another machine and can't be checked."""
         return self.place != PLACE or is_there(self.pid)
 
 
 class States:
-    """Keeps the file in the background; a failing disk stops nothing."""
+    """Keeps this process's state file up to date; a failing disk stops nothing."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class States:
         holds: Callable[[], Collection[str]] = tuple,
         failures: Callable[[int], list[IncidentReport]],
     ) -> None:
-        """`channels` returns each one's state and reason; `failures` this many of the latest."""
+        """`channels` returns each channel's state and reason, `failures(n)` the last `n`."""
         self._file = folder / FOLDER / f"{name}.json"
         self._command = command
         self._channels = channels
@@ -114,7 +114,7 @@ class States:
         self._written: RunningProcess | None = None
 
     async def keep(self) -> None:
-        """Write the state to the file whenever it has changed, in a thread, until cancelled."""
+        """Write the file in a thread whenever the state changes, until cancelled."""
         since = rfc3339(utc_now())
         while True:
             self._running = RunningProcess(
@@ -130,12 +130,12 @@ class States:
             await anyio.sleep(APART_SECONDS)
 
     def end(self) -> None:
-        """Remove the file, as the process is ending."""
+        """Remove the file, because the process is ending."""
         with suppress(OSError):
             self._file.unlink(missing_ok=True)
 
     def _standing(self) -> dict[str, ChannelState]:
-        """The state of each channel; an unchanged one keeps its time."""
+        """Return the state of each channel; an unchanged state keeps its time."""
         before = self._running.channels if self._running else {}
         now = rfc3339(utc_now())
         standing = {}
@@ -158,7 +158,7 @@ class States:
 
 
 def running(folder: Path) -> list[RunningProcess]:
-    """The processes that serve this folder now, oldest first; files of dead ones are removed."""
+    """Return the live processes that serve this folder, oldest first; remove files of dead ones."""
     found = []
     for file in (folder / FOLDER).glob("*.json"):
         process, age = _read(file), _age(file)
@@ -183,7 +183,7 @@ def _read(file: Path) -> RunningProcess | None:
 
 
 def _age(file: Path) -> float | None:
-    """Seconds since its process last gave a sign of life; None if there is no file."""
+    """Return how many seconds ago the process last touched its file; None if there is no file."""
     try:
         return time.time() - file.stat().st_mtime
     except OSError:

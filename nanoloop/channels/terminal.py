@@ -1,4 +1,4 @@
-"""The terminal for people: a fixed prompt, and answers that grow above it."""
+"""The terminal channel for people: answers grow above a fixed prompt."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from nanoloop.protocols import Bus
 from nanoloop.sentences import Incidents
 
 _TWICE_SECONDS = 2.0
-"""Pressing Ctrl-C twice within this time leaves."""
+"""Pressing Ctrl-C twice within this time quits."""
 _REFRESH_SECONDS = 1.0
 _REDRAW_SECONDS = 0.03
 _ROWS_BESIDE = 8
-"""Rows that a growing block leaves for the prompt and the status line."""
+"""How many rows a growing block leaves for the prompt and the status line."""
 _HISTORY_BYTES = 1_000_000
 
 _MARK = "› "  # noqa: RUF001 - the prompt
@@ -76,7 +76,7 @@ class TerminalChannel:
         self._history = history
         self._status = status
         self.incidents = Incidents()
-        """What the operator is told about failures; at a terminal, that is its user."""
+        """Details of failures for the operator, who here is the user of the terminal."""
         self._waiting: list[str] = []
         self._waiting_since = 0.0
         self._blocks = Blocks()
@@ -93,21 +93,21 @@ class TerminalChannel:
             history=InMemoryHistory() if self._history is None else FileHistory(self._history),
             key_bindings=_keys(self._interrupt),
             style=_STYLE,
-            erase_when_done=True,  # the growing block must not stay behind; the line is shown again
+            erase_when_done=True,  # so that the growing block disappears; the line is printed again
             refresh_interval=_REFRESH_SECONDS,
             input=source,
             output=output,
         )
         prompt.app.min_redraw_interval = _REDRAW_SECONDS
-        # What is printed meanwhile is printed in raw mode: in cooked mode a Ctrl-C typed at that
-        # moment would be a signal that ends the program, and a Ctrl-D would be lost.
+        # Output is printed in raw mode, because in cooked mode a Ctrl-C typed at that moment would
+        # be a signal that ends the program, and a Ctrl-D would be lost.
         vars(prompt.app.input)["cooked_mode"] = nullcontext
         for window in prompt.app.layout.find_all_windows():
             window.dont_extend_height = to_filter(True)  # the status line stays at the prompt
         return prompt
 
     async def run(self, bus: Bus) -> None:
-        """Put each message on the bus until the person leaves."""
+        """Put each message on the bus until the user quits."""
         self._bus = bus
         if self._history is not None:
             keep_private(self._history)
@@ -117,15 +117,15 @@ class TerminalChannel:
                 draft = await self._sent(bus, text)
 
     async def _read(self, draft: str) -> str | None:
-        # SIGINT is the application's: at the prompt Ctrl-C is a key and no signal.
+        # prompt_toolkit would take over SIGINT; at the prompt, Ctrl-C is just a key.
         with suppress(EOFError):
             return await self._prompt.prompt_async(default=draft, handle_sigint=False)
         return None
 
     async def _sent(self, bus: Bus, text: str) -> str:
-        """Send it; returns the text to be typed again, which is empty unless the bus was full."""
+        """Send the text; return an empty string, or the text again if the bus was full."""
         said = printable(text).replace("\n", f"\n{' ' * len(_MARK)}")
-        # Shown first: the answer may come at once.
+        # Shown first, because the answer may arrive at once.
         await self._show([("bold", f"{_MARK}{said}\n\n")])
         message = self._inbound(text)
         try:
@@ -153,7 +153,7 @@ class TerminalChannel:
 
     async def _show_whole(self, item: Outbound) -> None:
         text = printable(item.text)
-        # One chat's turns are serial: what grows answers the oldest message that waits.
+        # A chat's turns run one at a time: a growing answer belongs to the oldest waiting message.
         ends = bool(self._waiting) and item.reply_to == self._waiting[0]
         with suppress(ValueError):
             self._waiting.remove(str(item.reply_to))
@@ -171,7 +171,7 @@ class TerminalChannel:
             await self._show(ANSI(f"{rendered(text, self._columns)}\n\n"))
 
     async def _show(self, text: AnyFormattedText) -> None:
-        """Print permanently, above the prompt if there is one."""
+        """Print text permanently, above the prompt if there is one."""
         app = self._prompt.app
         with set_app(app):
             async with in_terminal():
@@ -183,7 +183,7 @@ class TerminalChannel:
         return max(20, self._prompt.app.output.get_size().columns - 1)
 
     def _message(self) -> StyleAndTextTuples:
-        """The growing block, as far as it fits, and the prompt below it."""
+        """Return the growing block, as far as it fits, with the prompt below it."""
         mark = FormattedText([("bold", _MARK)])
         if not self._blocks.open.strip():
             return mark
@@ -195,20 +195,20 @@ class TerminalChannel:
         if monotonic() - self._interrupted_at < _TWICE_SECONDS:
             hint = "Ctrl-C again to quit"
         else:
-            # A number that grows, so that nobody takes a slow answer for none.
+            # A running counter shows that a slow answer is still on its way.
             seconds = f"{monotonic() - self._waiting_since:.0f} s"
             hint = f"{seconds} · Ctrl-C to stop" if self._waiting else ""
         return " · ".join(filter(None, (hint, printable(self._status()))))
 
     def _interrupt(self, event: KeyPressEvent) -> None:
-        """Stop the answer or clear the line; leave the second time."""
+        """Stop the answer or clear the line; quit if pressed a second time."""
         again = monotonic() - self._interrupted_at < _TWICE_SECONDS
-        again = again and not event.current_buffer.text  # who typed meanwhile wants to stay
+        again = again and not event.current_buffer.text  # someone who is typing wants to stay
         self._interrupted_at = monotonic()
         if again:
             event.app.exit(exception=EOFError())
         elif self._waiting and self._bus is not None:
-            with suppress(BusFull):  # pressing again is what one does then
+            with suppress(BusFull):  # the user will press it again
                 self._bus.put_nowait(self._inbound("/stop"))
         elif event.current_buffer.text:
             event.current_buffer.reset()
@@ -237,7 +237,7 @@ def _new_line(event: KeyPressEvent) -> Any:
 
 
 def keep_private(path: Path) -> None:
-    """Make the input history private, and limit its size."""
+    """Create the input history for this user only, and limit its size."""
     make_folder(path.parent)
     os.close(open_file(path, os.O_RDONLY | os.O_CREAT))
     if path.stat().st_size > _HISTORY_BYTES:

@@ -24,12 +24,12 @@ class DiscordSettings(PlatformSettings):
     needs = ("token",)
 
     token: SecretStr | None = Field(default=None, examples=["..."])
-    """The bot's token; NANOLOOP_CHANNELS__DISCORD__TOKEN is a safer place for it."""
+    """The bot's token; the variable NANOLOOP_CHANNELS__DISCORD__TOKEN is a safer place for it."""
 
 
 def make(own: DiscordSettings, folder: Path) -> DiscordPlatform:
-    """The platform; raises `SettingsError`."""
-    # Not before: whoever reads the settings needs no library.
+    """Create the platform; raises `SettingsError`."""
+    # Imported here, because reading the settings must not require the library.
     from nanoloop.channels.discord.platform import DiscordPlatform  # noqa: PLC0415 - as above
 
     token = own.token.get_secret_value().strip() if own.token else ""
@@ -42,7 +42,7 @@ def make(own: DiscordSettings, folder: Path) -> DiscordPlatform:
 
 
 async def connect(_: DiscordSettings, told: Mapping[str, str]) -> Connected:
-    """Check whose token it is, and what it may do."""
+    """Return the bot that the token belongs to, after checking its permissions."""
     from nanoloop.channels.discord.platform import connect as connected  # noqa: PLC0415 - as above
 
     return await connected(told["token"])

@@ -37,7 +37,7 @@ from nanoloop.messages import Quote, Speaker
 from nanoloop.plugins import Connected
 
 LIMITS = Limits(text=2000, size=utf16, edit_seconds=1.2, typing_seconds=10.0, file_bytes=10_000_000)
-"""Discord allows five edits in five seconds in a channel, and posts count too."""
+"""Discord allows five edits in five seconds per channel, and posts count too."""
 READY_SECONDS = 1.0
 
 
@@ -49,7 +49,7 @@ class DiscordPlatform:
     def __init__(
         self, token: str, *, folder: Path | None = None, ready_seconds: float = READY_SECONDS
     ) -> None:
-        """With a `folder`, the data folder, it also reads what it missed during a restart."""
+        """With a `folder`, the data folder, the bot also reads messages missed during a restart."""
         self.limits = LIMITS
         self._token = token
         self._ready_seconds = ready_seconds
@@ -68,7 +68,7 @@ class DiscordPlatform:
                 await client.close()
 
     async def post(self, place: Place, text: Text, *, reply_to: str | None, id: str) -> str:  # noqa: A002 - the seam's name
-        """Post a message; Discord recognises a repeated post for some minutes."""
+        """Post a message; Discord recognises a repeated post for a few minutes."""
         with explained():
             message = await self._channel(place).send(
                 text.best,
@@ -79,12 +79,12 @@ class DiscordPlatform:
         return str(message.id)
 
     async def edit(self, place: Place, message: str, text: Text) -> None:
-        """Edit one of our messages."""
+        """Edit one of the bot's messages."""
         with explained():
             await self._channel(place).get_partial_message(int(message)).edit(content=text.best)
 
     async def remove(self, place: Place, message: str) -> None:
-        """Delete one of our messages."""
+        """Delete one of the bot's messages."""
         try:
             with explained():
                 await self._channel(place).get_partial_message(int(message)).delete()
@@ -92,7 +92,7 @@ class DiscordPlatform:
             return
 
     async def typing(self, place: Place) -> None:
-        """Show that an answer is being written."""
+        """Show that the bot is typing."""
         with explained():
             await self._channel(place).typing()
 
@@ -107,7 +107,7 @@ class DiscordPlatform:
         return str(message.id)
 
     def rendered(self, markdown: str) -> str:
-        """The Markdown as Discord displays it."""
+        """Convert Markdown to the subset that Discord displays."""
         return written(markdown)
 
     def _channel(self, place: Place) -> discord.PartialMessageable:
@@ -117,12 +117,12 @@ class DiscordPlatform:
 
 
 def _nonce(name: str) -> str:
-    """A nonce of at most 25 characters; the same name always gives the same one."""
+    """Return a nonce of at most 25 characters that is always the same for the same name."""
     return blake2b(name.encode(), digest_size=12).hexdigest()
 
 
 def _answering(place: Place, message: str | None) -> dict[str, Any]:
-    """The reference that makes it a reply; if that message is gone, it becomes a plain message."""
+    """Return the arguments that make a message a reply; it still works if the original is gone."""
     if message is None:
         return {}
     reference = discord.MessageReference(
@@ -134,11 +134,11 @@ def _answering(place: Place, message: str | None) -> dict[str, Any]:
 
 
 _HEADINGS = 3
-"""The deepest heading level that Discord has."""
+"""The deepest heading level that Discord supports."""
 
 
 def written(markdown: str) -> str:
-    """The text in Discord's Markdown."""
+    """Convert Markdown to Discord's own dialect."""
     return render(markdown, _FORM)
 
 
@@ -164,7 +164,7 @@ def _quote(text: str) -> str:
 
 
 def _link(text: str, address: str) -> str:
-    """The link in angle brackets, so that no preview of the page is shown."""
+    """Put the address in angle brackets, so that Discord shows no preview of the page."""
     return f"<{address}>" if text == address else f"[{text}](<{address}>)"
 
 
@@ -187,14 +187,14 @@ WAITING = 200
 HISTORY = 1000
 """How many missed messages of one chat are read."""
 LIMIT_SECONDS = 30.0
-"""The longest rate limit that the library itself waits for."""
+"""The longest rate limit that the library itself waits out."""
 
 
 class Client(discord.Client):
-    """A client that passes on what it receives."""
+    """A client that passes on the messages it receives."""
 
     def __init__(self, *, seen: SeenMessages, ready_seconds: float) -> None:
-        """`ready_seconds` is how long Discord may pause while it lists the servers."""
+        """`ready_seconds` is how long Discord may pause while it lists the bot's servers."""
         super().__init__(
             intents=intents(),
             allowed_mentions=discord.AllowedMentions.none(),
@@ -218,9 +218,10 @@ class Client(discord.Client):
             try:
                 with explained():
                     await self.login(token)
-                    # It resumes by itself where Discord lets it; the rest is the kit's to retry.
+                    # The library resumes the session if Discord allows it; otherwise, the kit
+                    # reconnects.
                     await self.connect(reconnect=False)
-            except Exception as error:  # noqa: BLE001 - raised below, where no group wraps it
+            except Exception as error:  # noqa: BLE001 - raised below, outside the task group
                 failure = error
             self._group.cancel_scope.cancel()
         if failure is not None:
@@ -232,12 +233,12 @@ class Client(discord.Client):
             super().dispatch(event, *args, **kwargs)
 
     async def on_connect(self) -> None:
-        """A new session: earlier messages are requested before any new one is passed on."""
+        """Handle a new session: request missed messages before passing on any new ones."""
         if self._group is not None:
             await self._gaps.close(self._lanes.put, self._group)
 
     async def on_ready(self) -> None:
-        """Everything needed for receiving and posting is known."""
+        """Report that the bot can now receive and post."""
         if self._connected is not None:
             self._connected()
 
@@ -245,19 +246,19 @@ class Client(discord.Client):
         """Pass on a new message."""
         if self.is_closed():
             return
-        # At once: in a chat that is new, it would not be asked for after a crash.
+        # Recorded at once: after a crash, a new chat would otherwise not be checked.
         self._seen.begin(place_of(message.channel), str(message.id - 1))
         await self._put(message.channel, partial(self._take, message))
 
     async def on_raw_message_edit(self, payload: discord.RawMessageUpdateEvent) -> None:
-        """A message was edited, or got a preview of its links."""
+        """Pass on an edit, but ignore an added link preview."""
         message, before = payload.message, payload.cached_message
         if before is not None and before.content == message.content:
             return
         await self._put(message.channel, partial(self._pass_on, message, edited))
 
     async def on_raw_message_delete(self, payload: discord.RawMessageDeleteEvent) -> None:
-        """A message was deleted; its author is known only for the newest ones."""
+        """Pass on a deletion; the author is known only if the message is recent."""
         if (message := payload.cached_message) is not None:
             await self._put(message.channel, partial(self._pass_on, message, taken_back))
             return
@@ -288,7 +289,7 @@ class Client(discord.Client):
         message: discord.Message,
         read: Callable[[discord.Message, discord.ClientUser], Heard | None],
     ) -> None:
-        assert self.user is not None  # noqa: S101 - known before anything is heard
+        assert self.user is not None  # noqa: S101 - known before any message arrives
         if (found := read(message, self.user)) is not None:
             await self._tell(found)
 
@@ -312,7 +313,7 @@ class Client(discord.Client):
 
 
 def intents() -> discord.Intents:
-    """The events that the bot asks for; message content must be enabled in the portal."""
+    """Return the events to request; message content must be enabled in the portal."""
     return discord.Intents(guilds=True, messages=True, message_content=True)
 
 
@@ -323,7 +324,7 @@ _KINDS: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
 
 
 def heard(message: discord.Message, me: discord.ClientUser) -> Heard | None:
-    """The message, or None if it was not written by anyone."""
+    """Convert a message for the kit, or return None if no one wrote it."""
     if message.type not in _SPOKEN:
         return None
     place, mention = place_of(message.channel), _mention(message, me)
@@ -349,7 +350,7 @@ def heard(message: discord.Message, me: discord.ClientUser) -> Heard | None:
 
 
 def edited(message: discord.Message, me: discord.ClientUser) -> Heard | None:
-    """An edit by its author; changes that Discord makes, such as link previews, are ignored."""
+    """Convert an edit by the author; ignore Discord's own changes, such as link previews."""
     found = heard(message, me)
     if found is None or message.edited_at is None:
         return None
@@ -358,7 +359,7 @@ def edited(message: discord.Message, me: discord.ClientUser) -> Heard | None:
 
 
 def taken_back(message: discord.Message, me: discord.ClientUser) -> Heard | None:
-    """A deletion."""
+    """Convert a deletion for the kit."""
     found = heard(message, me)
     if found is None:
         return None
@@ -366,14 +367,14 @@ def taken_back(message: discord.Message, me: discord.ClientUser) -> Heard | None
 
 
 def place_of(channel: Any) -> Place:
-    """Its place; a thread is a channel within another channel."""
+    """Return a channel's place; a thread is a channel within another channel."""
     if isinstance(channel, discord.Thread):
         return Place(str(channel.parent_id), str(channel.id))
     return Place(str(channel.id))
 
 
 def _mention(message: discord.Message, me: discord.ClientUser) -> str:
-    """The exact words that mention the bot, or its own role."""
+    """Return the exact words that mention the bot or its own role."""
     own = message.guild.self_role if message.guild else None
     marks = [f"<@{me.id}>", f"<@!{me.id}>", *([own.mention] if own else [])]
     return next((mark for mark in marks if mark in message.content), "")
@@ -385,7 +386,7 @@ def _roles(message: discord.Message) -> tuple[str, ...]:
 
 
 def _text(message: discord.Message, me: discord.ClientUser) -> str:
-    """The text as people see it, without the bot's own name."""
+    """Return the text as people see it, keeping mentions of the bot itself."""
     text = message.content
     for person in message.mentions:
         if person.id != me.id:
@@ -408,7 +409,7 @@ def _answered(message: discord.Message) -> str | None:
 
 
 def _quoted(message: discord.Message, me: discord.ClientUser) -> Iterator[Quote]:
-    """The text that it replies to, or forwards; Discord doesn't say who wrote a forwarded one."""
+    """Yield the text replied to or forwarded; Discord hides the author of forwarded text."""
     answered = message.reference.resolved if message.reference else None
     if isinstance(answered, discord.Message):
         who = answered.author
@@ -440,14 +441,14 @@ NO_CONTENT = (
 )
 _BAD_TOKEN, _BAD_INTENTS = 4004, (4013, 4014)
 _GONE = {10008, 30046, 50005}
-"""Error codes: unknown message; too many edits of an old one; not ours to edit."""
+"""Error codes: unknown message, too many edits of an old message, someone else's message."""
 _UNAUTHORIZED, _LIMITED = 401, 429
 _RESTS = 40062
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Raise errors that the kit understands instead of the library's."""
+    """Replace the library's errors with those of the kit."""
     try:
         yield
     except discord.LoginFailure:
@@ -496,7 +497,7 @@ _RIGHTS = discord.Permissions(
 
 
 async def connect(token: str) -> Connected:
-    """The token's owner, and how to invite that bot; raises `Refused` or `SendLater`."""
+    """Return the token's bot and a link to invite it; raises `Refused` or `SendLater`."""
     client = discord.Client(intents=discord.Intents.none())
     try:
         with explained():

@@ -1,4 +1,4 @@
-"""Everything needed to turn a chat platform into a channel; import it from here."""
+"""Everything you need to turn a chat platform into a channel; import it from here."""
 
 from nanoloop.channels.kit.platform import (
     File,

@@ -1,4 +1,4 @@
-"""Who may talk to the bot: rules, pairing codes, and rate limits."""
+"""Access control for a chat platform: rules, pairing codes, and rate limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READ_ONLY = frozenset({"help", "history", "recall", "status", "stop"})
 
 
 class AccessControl:
-    """Accepts messages, or says why not; any text it returns is for the sender."""
+    """Accepts or refuses messages, and words the replies to people who are refused."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class AccessControl:
     ) -> None:
         self._channel = channel
         self.rules = rules
-        """May be replaced while the channel runs."""
+        """The current rules; they may be replaced while the channel runs."""
         self._pairing = pairing
         self._sentences = sentences or Sentences()
         self._senders = Rate(MINUTE)
@@ -48,7 +48,7 @@ class AccessControl:
 
     @property
     def closed(self) -> str | None:
-        """What to do if nobody may talk; None if someone may."""
+        """Advice on how to give someone access; None if somebody already has it."""
         rules = self.rules
         if rules.users or rules.chats or rules.roles or rules.operators or self._has_people():
             return None
@@ -58,16 +58,16 @@ class AccessControl:
         return advice
 
     def announce_closed(self) -> None:
-        """Log at startup if nobody may talk, and what to do about it."""
+        """Log a warning with advice if nobody may talk to the bot."""
         if (advice := self.closed) is not None:
             announce(NobodyMayTalk(channel=self._channel, advice=advice))
 
     def say(self, name: str, /, **facts: Any) -> str:
-        """The sentence with that name, in the platform's language."""
+        """Return the sentence with this name in the platform's language."""
         return self._sentences.speaking(self.rules.language).text(name, **facts)
 
     def may_talk(self, heard: Heard) -> bool:
-        """Whether the sender has access."""
+        """Return whether the sender has access."""
         rules = self.rules
         return bool(
             {EVERYONE, heard.sender} & {*rules.users, *rules.operators}
@@ -77,15 +77,15 @@ class AccessControl:
         )
 
     def welcomes(self, heard: Heard) -> bool:
-        """Whether the sender has access, or may ask for it."""
+        """Return whether the sender has access or may ask for it."""
         return self.may_talk(heard) or (heard.private and self.rules.pairing)
 
     def is_operator(self, heard: Heard) -> bool:
-        """Whether the sender is an operator."""
+        """Return whether the sender is an operator."""
         return heard.sender in self.rules.operators
 
     def refusal(self, heard: Heard) -> str | None:
-        """The reply to a stranger; None if it is best to stay silent."""
+        """Return the reply to a stranger, or None to stay silent."""
         self._refused(heard, "not allowed")
         if not heard.private:
             return None
@@ -95,27 +95,27 @@ class AccessControl:
         return self.say("stranger", person=heard.sender) if told else None
 
     def excess(self, heard: Heard) -> tuple[bool, str | None]:
-        """Whether this message exceeds the daily limit, and what to reply."""
+        """Return whether this message exceeds the chat's daily limit, and the reply, if any."""
         if self._chats.allows(heard.chat, self.rules.per_day):
             return False, None
         self._refused(heard, "too much for a day")
         return True, self.say("day_over") if self._chats.is_to_be_told(heard.chat) else None
 
     def early_seconds(self, heard: Heard) -> float:
-        """How long this message's sender has to wait for an answer."""
+        """Return how many seconds the sender must wait for an answer to this message."""
         if command(heard.text) == "stop":
             return 0
         return self._senders.early_seconds(heard.sender, self.rules.per_minute)
 
     def is_forbidden(self, heard: Heard) -> bool:
-        """Whether this is a command that only operators may use here."""
+        """Return whether this is a command that only operators may use in this chat."""
         name = command(heard.text)
         if name is None or self.is_operator(heard):
             return False
         return name == "pair" or not (heard.private or name in READ_ONLY)
 
     def approve(self, code: str) -> Person | None:
-        """Give access to the person who has this code."""
+        """Give access to the person with this code; return None if it is unknown or expired."""
         person = self._pairing.approve(code, channel=self._channel)
         if person is not None:
             announce(PairingApproved(channel=self._channel, sender=person.id))
@@ -143,7 +143,7 @@ class AccessControl:
 
 
 def command(text: str) -> str | None:
-    """The name of the command in a text; None if it is not a command."""
+    """Return the name of the command in a text, or None if the text is not a command."""
     if not text.startswith("/") or text.startswith("//"):
         return None
     words = text[1:].split(maxsplit=1)
@@ -153,13 +153,13 @@ def command(text: str) -> str | None:
 CODE_SECONDS = 3600
 """How long a code is valid."""
 AGAIN_SECONDS = 600
-"""How long the same person has to wait for another code."""
+"""How long a person has to wait before getting another code."""
 CODES = 1000
-"""How many codes may be open in one channel; beyond that, the oldest one gives way."""
+"""The most codes that may be open in one channel; beyond that, the oldest is dropped."""
 _LETTERS = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"
 _LENGTH = 8
 FILE = "pairing.sqlite"
-"""The file's name in the data folder."""
+"""The name of the pairing file in the data folder."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS people (
@@ -179,13 +179,13 @@ class Person:
     id: str
     name: str
     chat: str
-    """Their private chat with the bot."""
+    """The id of the person's private chat with the bot."""
     time: float
-    """When they got access, or asked for it."""
+    """When the person got access or asked for it, as a Unix timestamp."""
 
 
 class Pairing:
-    """Access and codes, in memory or in a data-folder file that daemon and command line share."""
+    """Pairing codes and access, in memory or in a file shared by daemon and command line."""
 
     def __init__(
         self, folder: Path | None = None, *, clock: Callable[[], float] = time.time
@@ -194,9 +194,9 @@ class Pairing:
         self._notebook = Notebook(folder and folder / FILE, _SCHEMA)
 
     def code_for(self, person: Person) -> str | None:
-        """A new code for them, or None if they have one already.
+        """Return a new code for this person, or None if the person already has one.
 
-        However many strangers ask, whoever asks last has a code that works.
+        Codes are dropped oldest first, so the newest always works, however many strangers ask.
         """
         now = self._clock()
         with self._writing() as database:
@@ -208,7 +208,7 @@ class Pairing:
             if self._has_code(database, person):
                 return None
             code = "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH))
-            name = person.name.encode("utf-8", "replace").decode()  # an emoji may be cut in half
+            name = person.name.encode("utf-8", "replace").decode()  # it may end in half an emoji
             known = (_digest(code), person.channel, person.id, name, person.chat, now)
             database.execute("INSERT INTO codes VALUES (?, ?, ?, ?, ?, ?)", known)
             database.execute(
@@ -219,7 +219,7 @@ class Pairing:
         return code
 
     def approve(self, code: str, *, channel: str | None = None) -> Person | None:
-        """Give access to the person who has this code; None if it is unknown or has expired."""
+        """Give access to the person with this code; return None if it is unknown or expired."""
         digest, now = _digest(code), self._clock()
         with self._writing() as database:
             row = database.execute(
@@ -233,7 +233,7 @@ class Pairing:
         return _person((*row, now))
 
     def revoke(self, channel: str, person: str) -> bool:
-        """Revoke their access; False if they had none."""
+        """Revoke this person's access; return False if the person had none."""
         with self._writing() as database:
             gone = database.execute(
                 "DELETE FROM people WHERE channel = ? AND person = ?", (channel, person)
@@ -241,21 +241,21 @@ class Pairing:
             return gone.rowcount > 0
 
     def is_in(self, channel: str, person: str) -> bool:
-        """Whether they have access."""
+        """Return whether this person has access."""
         found = self._notebook.open().execute(
             "SELECT 1 FROM people WHERE channel = ? AND person = ?", (channel, person)
         )
         return found.fetchone() is not None
 
     def people(self) -> list[Person]:
-        """Everyone who has access."""
+        """Return everyone who has access."""
         rows = self._notebook.open().execute(
             "SELECT channel, person, name, chat, since FROM people ORDER BY channel, since"
         )
         return [_person(row) for row in rows]
 
     def waiting(self) -> list[Person]:
-        """Everyone whose code is still valid."""
+        """Return everyone who holds a code that is still valid."""
         rows = self._notebook.open().execute(
             "SELECT channel, person, name, chat, made FROM codes WHERE made > ? ORDER BY made",
             (self._clock() - CODE_SECONDS,),
@@ -263,7 +263,7 @@ class Pairing:
         return [_person(row) for row in rows]
 
     def close(self) -> None:
-        """Close the file; closing twice is fine."""
+        """Close the file; safe to call twice."""
         self._notebook.close()
 
     def _has_code(self, database: sqlite3.Connection, person: Person) -> bool:
@@ -276,7 +276,8 @@ class Pairing:
     def _writing(self) -> Iterator[sqlite3.Connection]:
         database = self._notebook.open()
         with database:
-            # At once: two processes that read first and write then would fail.
+            # Take the write lock at once: two processes that both read first would then fail to
+            # write.
             database.execute("BEGIN IMMEDIATE")
             yield database
 
@@ -291,7 +292,7 @@ def _person(row: tuple[str, str, str, str, float]) -> Person:
 
 
 KNOWN = 10_000
-"""How many senders and chats are counted at once; the least recent one is forgotten."""
+"""How many senders or chats are counted at once; the least recently used is dropped first."""
 
 
 class Rate:
@@ -304,7 +305,7 @@ class Rate:
         self._told: BoundedDict[str, float] = BoundedDict(KNOWN)
 
     def allows(self, who: str, limit: int | None) -> bool:
-        """Whether one more is allowed; if so, it is counted."""
+        """Return whether another event is within the limit; if so, count it."""
         if limit is None:
             return True
         self._times[who] = times = self._times.get(who, deque())
@@ -316,7 +317,7 @@ class Rate:
         return True
 
     def early_seconds(self, who: str, limit: int) -> float:
-        """How long one more must wait for its slot; reserves that slot."""
+        """Reserve the next free slot for this key and return how many seconds away it is."""
         now = self._clock()
         self._times[who] = times = self._times.get(who, deque())
         while len(times) > limit:
@@ -326,7 +327,7 @@ class Rate:
         return due - now
 
     def is_to_be_told(self, who: str) -> bool:
-        """Whether to refuse with a message: once per period, then silently."""
+        """Return whether to explain a refusal: once per period, to keep repeats silent."""
         told = self._told.get(who)
         if told is not None and self._clock() - told < self._seconds:
             return False

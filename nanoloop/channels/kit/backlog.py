@@ -1,4 +1,4 @@
-"""Messages sent while the bot was away, and which ones it has already received."""
+"""Fetches messages sent while the bot was away, and records which ones it has received."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class _Gap:
     last: str
     tried: anyio.Event = field(default_factory=anyio.Event)
     rest_seconds: float | None = None
-    """How long to wait before trying again, if necessary."""
+    """How long to wait before the next attempt; None if no other attempt is needed."""
 
 
 class Gaps(Generic[E]):
-    """Closes the gaps of one connection, for a platform whose history can be read."""
+    """Fetches messages missed while disconnected, on platforms whose history can be read."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Gaps(Generic[E]):
         take: Callable[[E], Awaitable[None]],
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        """`since` raises `SendLater` to be called again; any other error ends the reading."""
+        """`since` may raise `SendLater` to be called again; any other error ends the reading."""
         self._seen = seen
         self._since = since
         self._take = take
@@ -56,25 +56,26 @@ class Gaps(Generic[E]):
         self._limiter = anyio.CapacityLimiter(AT_ONCE)
 
     def note(self, place: Place, message: str) -> None:
-        """Note that this message and all before it were received, unless a gap is still open."""
+        """Record that all messages up to this one arrived, unless the place still has a gap."""
         if not self._is_cut and place not in self._open:
             self._seen.note(place, message)
 
     @contextmanager
     def taking(self) -> Iterator[None]:
-        """Wrap the taking in of a message; if interrupted, nothing more is noted."""
+        """Use around the processing of a message; if interrupted, nothing more is recorded."""
         try:
             yield
         except BaseException:
-            # Tasks that run for a moment longer would note what stands behind it.
+            # Other tasks may run a little longer and would record messages after the interrupted
+            # one.
             self._is_cut = True
             raise
 
     async def close(self, put: Put, group: TaskGroup) -> None:
-        """Close the gaps in tasks of the group.
+        """Start fetching the missed messages in tasks of this group.
 
-        `put` adds a job to the queue of a chat; when this returns, all jobs are queued, ahead of
-        any message received from now on.
+        `put` adds a job to a chat's queue. When this returns, all jobs are queued ahead of any
+        message that arrives later.
         """
         places = self._seen.places()
         self._open = {place for place, _ in places}
@@ -101,16 +102,16 @@ class Gaps(Generic[E]):
         except SendLater as later:
             gap.rest_seconds = REST_SECONDS if later.seconds is None else later.seconds
         except NanoloopError:
-            pass  # the bot is not in there any more
+            pass  # the bot can no longer read this place
         if gap.rest_seconds is None:
             self._open.discard(gap.place)
         gap.tried.set()
 
 
 PLACES = 500
-"""How many places are read after a gap: the most recent ones."""
+"""How many places are read after a gap, the most recently active first."""
 DAYS = 30
-"""A place that has been silent for this long is no longer read."""
+"""Places that have been silent for this many days are not read."""
 _DAY = 86_400.0
 
 _SCHEMA = """
@@ -122,28 +123,28 @@ INSERT INTO seen VALUES (?, ?, ?)
 ON CONFLICT DO UPDATE SET last = excluded.last, time = excluded.time
 WHERE (length(excluded.last), excluded.last) > (length(seen.last), seen.last)
 """
-"""Ids that are times or numbers only increase, in length too."""
+"""Ids are timestamps or numbers, so a longer id is always a newer one."""
 
 
 class SeenMessages:
-    """Kept in a file, if one is given; anything lost in a crash is simply received again."""
+    """Remembers the last message received in each place; after a crash, some arrive again."""
 
     def __init__(self, file: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._notebook = Notebook(file, _SCHEMA)
 
     def note(self, place: Place, message: str) -> None:
-        """Note that everything in this place up to this message was received."""
+        """Record that everything in this place up to this message was received."""
         self._notebook.open().execute(_NOTE, (str(place), message, self._clock()))
 
     def begin(self, place: Place, before: str) -> None:
-        """Note that a message was received after this one, in a place that may be new."""
+        """Record a position before the first message in a place; known places are unchanged."""
         self._notebook.open().execute(
             "INSERT OR IGNORE INTO seen VALUES (?, ?, ?)", (str(place), before, self._clock())
         )
 
     def places(self) -> list[tuple[Place, str]]:
-        """The places to read, each with the last message received there."""
+        """Return the places to read, each with the id of the last message received there."""
         rows = self._notebook.open().execute(
             "SELECT place, last FROM seen WHERE time > ? ORDER BY time DESC LIMIT ?",
             (self._clock() - DAYS * _DAY, PLACES),
@@ -151,12 +152,12 @@ class SeenMessages:
         return [(Place.of(place), last) for place, last in rows]
 
     def close(self) -> None:
-        """Close the file; it is opened again when needed."""
+        """Close the file; it is reopened when needed."""
         self._notebook.close()
 
 
 class Notebook:
-    """A database in one file, or in memory if none is given; for one thread at a time."""
+    """A SQLite database in a file, or in memory if no file is given; use one thread at a time."""
 
     def __init__(self, file: Path | None, schema: str) -> None:
         self._file = file
@@ -164,7 +165,7 @@ class Notebook:
         self._database: sqlite3.Connection | None = None
 
     def open(self) -> sqlite3.Connection:
-        """Its connection, which never starts a transaction on its own."""
+        """Return the database connection, which never starts a transaction on its own."""
         if self._database is None:
             if self._file is not None:
                 make_folder(self._file.parent)
@@ -176,11 +177,11 @@ class Notebook:
         return self._database
 
     def close(self) -> None:
-        """Close the file; it is opened again when needed."""
+        """Close the file; it is reopened when needed."""
         if self._database is not None:
             self._database.close()
             self._database = None
 
     def __del__(self) -> None:
-        """Close it together with its owner."""
+        """Close the database when its owner is discarded."""
         self.close()

@@ -1,4 +1,4 @@
-"""A channel over any platform, and how to make one from its settings."""
+"""Turns any chat platform into a channel, and creates channels from their settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PlatformChannel:
     """Serves a chat platform over the bus."""
 
     confirms = True
-    """An answer is owed until the platform has accepted it."""
+    """Answers stay in the outbox until the platform has accepted them."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class PlatformChannel:
         account: str = "",
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        """With an `account`, only one of the processes on a store serves it at a time.
+        """Create a channel for this platform.
 
-        With a `folder`, the data folder, pairings and half-sent answers survive a restart.
-
-        `attachments` stores incoming files and finds those that an answer names; `transcriber`
+        With an `account`, only one of the processes that share a store serves it at a time. With a
+        `folder`, the data folder, pairings and half-sent answers survive a restart. `attachments`
+        stores incoming files and looks up the files that an answer links to; `transcriber`
         transcribes voice messages.
         """
         self.platform = platform
@@ -73,7 +73,7 @@ class PlatformChannel:
             pairing=self._pairing,
             sentences=sentences,
         )
-        """Who may talk to the bot; without rules, no one."""
+        """Decides who may talk to the bot; without rules, nobody may."""
         self._files = Files(
             channel=self.name,
             limit_bytes=platform.limits.file_bytes,
@@ -87,7 +87,7 @@ class PlatformChannel:
 
     @property
     def state(self) -> State:
-        """The state of its connection."""
+        """The state of the channel's connection."""
         return self._connection.state
 
     @property
@@ -110,12 +110,12 @@ class PlatformChannel:
             self._pairing.close()
 
     def take_no_more(self) -> None:
-        """Accept no more messages; answers are still sent until `run` is cancelled."""
+        """Stop accepting messages; answers are still sent until `run` is cancelled."""
         if self._taking is not None:
             self._taking.take_no_more()
 
     async def send(self, item: Outbound | TextStreamed) -> None:
-        """Send one item to its chat; raises `SendLater` if it should be tried again."""
+        """Send one item to its chat; raises `SendLater` if it should be sent again later."""
         if isinstance(item, TextStreamed):
             self._drafts.grow(item)
             return
@@ -134,7 +134,7 @@ class PlatformChannel:
 
 
 def wanted(settings: Settings) -> Iterator[tuple[str, BaseModel]]:
-    """The plugin channels to serve, each with its settings."""
+    """Yield each plugin channel to serve, with its settings."""
     for name, own in settings.channels.of_plugins.items():
         if getattr(own, "is_wanted", True):
             yield name, own
@@ -149,9 +149,9 @@ def make_channel(
     transcriber: Transcriber | None = None,
     sentences: Sentences | None = None,
 ) -> Channel:
-    """The channel of that name; its library is imported only now. Raises `SettingsError`.
+    """Create the channel with this name, importing its library only now; raises `SettingsError`.
 
-    Without `attachments`, the model only sees the names of the files that people send.
+    Without `attachments`, the model sees only the names of the files that people send.
     """
     made: Platform | Channel = plugins.load("channels", name).make(own, folder)
     if not isinstance(made, Platform):
@@ -170,7 +170,7 @@ def make_channel(
 
 
 def account_of(name: str, own: BaseModel) -> str:
-    """An identifier of the account on this platform that reveals none of its secrets."""
+    """Return an identifier of the bot's account that does not reveal its secrets."""
     secrets = [
         value.get_secret_value()
         for _, value in sorted(own)

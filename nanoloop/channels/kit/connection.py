@@ -1,4 +1,4 @@
-"""The connection to a platform: kept open, and retried with backoff."""
+"""Keeps a platform's connection open, reconnecting with backoff."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nanoloop.events import (
 
 LONGEST_REST_SECONDS = 300.0
 STEADY_SECONDS = 60.0
-"""A connection that lasted this long counts as good: the next delay is short again."""
+"""A connection that lasts this long counts as good and resets the backoff."""
 PATIENCE_SECONDS = 30.0
 """How long an outgoing message waits for the connection before it is postponed."""
 
@@ -35,7 +35,7 @@ class State:
     reason: str = ""
 
     def __str__(self) -> str:
-        return self.name  # any chat may read it by /status; the reason is for the operator
+        return self.name  # any chat may see it through /status; the reason is for the operator
 
 
 class Connection:
@@ -56,7 +56,7 @@ class Connection:
         self.state = State(name="connecting")
 
     async def keep(self, hear: Hear) -> None:
-        """Listen until cancelled, or until the platform rejects the bot's token."""
+        """Stay connected until cancelled, or until the platform rejects the bot's token."""
         tries = 0
         while True:
             self._begin()
@@ -64,7 +64,7 @@ class Connection:
                 failure = await self._failure(hear)
             finally:
                 held = 0.0
-                if self._is_up.is_set():  # who waits for it goes on waiting for the same one
+                if self._is_up.is_set():  # tasks are waiting for an unset event
                     held, self._is_up = self._clock() - self._since, anyio.Event()
             if isinstance(failure, Refused):
                 self._refuse(str(failure))
@@ -74,7 +74,7 @@ class Connection:
 
     @property
     def is_up(self) -> bool:
-        """Whether it is connected."""
+        """Whether the platform is connected."""
         return self._is_up.is_set()
 
     async def ready(self) -> None:
@@ -122,7 +122,7 @@ class Connection:
 
 
 def _cause(error: Exception) -> Exception:
-    """The most informative error inside the exception groups that task groups wrap it in."""
+    """Return the most informative error inside the exception groups that task groups raise."""
     if not isinstance(error, ExceptionGroup):
         return error
     refused = error.subgroup(Refused)

@@ -1,4 +1,4 @@
-"""Delivers answers to a chat: growing while they are written, complete at the end, each once."""
+"""Delivers each answer to its chat once: as a growing draft first, then as the complete text."""
 
 from __future__ import annotations
 
@@ -39,30 +39,30 @@ from nanoloop.messages import Outbound
 from nanoloop.session.entry import SCHEME
 
 FIRST_SECONDS = 0.2
-"""How long the first words wait for more, so that a message does not start with a single word."""
+"""How long to collect the first words, so that a message does not start with a single word."""
 
 
 class Draft:
-    """One answer that is growing."""
+    """An answer that is still being written."""
 
     def __init__(self, letter: Letter) -> None:
         self.letter = letter
         self.text = ""
         self.is_over = False
-        """Whether it is no longer shown as it grows."""
+        """True once the draft is no longer updated."""
         self.not_before = 0.0
-        """When the platform accepts its next edit."""
+        """When the platform will accept the draft's next edit."""
         self._rest = anyio.CancelScope()
         self._news = anyio.Event()
         self.ended = anyio.Event()
 
     def grow(self, text: str) -> None:
-        """Add a piece."""
+        """Add a piece of text."""
         self.text += text
         self._news.set()
 
     async def rest(self, seconds: float) -> None:
-        """Wait this long, then for more text; stop early if the draft is finished."""
+        """Wait this long, then for more text; return early if the draft has ended."""
         with anyio.CancelScope() as self._rest:
             if self.is_over:
                 return
@@ -71,14 +71,14 @@ class Draft:
             self._news = anyio.Event()
 
     async def end(self) -> None:
-        """Stop showing it; returns once no request for it is running."""
+        """Stop updating the draft; returns once none of its requests is running."""
         self.is_over = True
         self._rest.cancel()
         await self.ended.wait()
 
 
 class Drafts:
-    """The answers of one channel, growing or complete."""
+    """All answers of one channel, both drafts and complete ones."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Drafts:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.group: TaskGroup | None = None
-        """The group that its tasks run in; without one, answers are shown only when complete."""
+        """The task group that updates drafts; without one, answers appear only when complete."""
         self._platform = platform
         self._connection = connection
         self._progress = progress
@@ -99,23 +99,23 @@ class Drafts:
         self._clock = clock
         self._growing: dict[str, Draft] = {}
         self._shown_in: Counter[str] = Counter()
-        """How many answers are growing in each chat."""
+        """How many answers are being written in each chat."""
         self._groups: set[str] = set()
         self._taken_back: deque[str] = deque(maxlen=100)
 
     def load(self) -> None:
-        """Reload the progress: another process may have posted more."""
+        """Reload the progress, because another process may have posted more."""
         self._progress.load()
 
     def learn(self, chat: str, *, private: bool) -> None:
-        """Note whether the chat is a group: the platform may allow fewer edits there."""
+        """Record whether the chat is private; a platform may allow fewer edits in groups."""
         if private:
             self._groups.discard(chat)
         else:
             self._groups.add(chat)
 
     def grow(self, piece: TextStreamed) -> None:
-        """Show a piece of an answer soon."""
+        """Add a piece to the draft of its answer, which is shown soon."""
         answer = _answer(piece.chat, piece.reply_to)
         draft = self._growing.get(answer)
         if answer in self._taken_back or self.group is None:
@@ -128,7 +128,7 @@ class Drafts:
         draft.grow(piece.text)
 
     async def finish(self, item: Outbound) -> None:
-        """Send a complete text, editing its draft if any; raises what the platform raises."""
+        """Send a complete text, replacing any draft of the answer; raises the platform's errors."""
         if self._progress.has(item.id):
             return
         await self._connection.ready()
@@ -137,7 +137,7 @@ class Drafts:
         if draft is not None:
             await self._settle(draft)
         if item.kind == "notice":
-            if draft is not None:  # what was said until then stays, and is whole
+            if draft is not None:  # the text so far stays, so show all of it
                 await self._whole(draft.letter, draft.text)
             answer = f"{answer} {item.text}"
         place = Place.of(item.chat)
@@ -149,7 +149,7 @@ class Drafts:
         self._progress.finish(f"{answer} files")
 
     async def _files(self, item: Outbound) -> list[Upload]:
-        """The files named in an answer that its session may use, if the platform takes them."""
+        """Return the linked files that the answer's session may use, up to the size limit."""
         session_id = item.session_id
         if self._attachments is None or item.kind != "answer" or session_id is None:
             return []
@@ -159,26 +159,26 @@ class Drafts:
         return [file for file in found if file is not None and len(file.data) <= limit]
 
     def close(self) -> None:
-        """Mark all drafts as ended: the tasks that showed them are gone."""
+        """Mark all drafts as ended, because the tasks that updated them are gone."""
         for draft in self._growing.values():
             draft.is_over = True
             draft.ended.set()
 
     def begin_anew(self, chat: str, question: str) -> None:
-        """Discard the answer so far, because the question has changed."""
+        """Discard the draft so far, because the question was edited."""
         draft = self._growing.get(_answer(chat, question))
         if draft is not None:
             draft.text = ""
 
     async def take_back(self, chat: str, question: str) -> None:
-        """Delete the answer so far, because the question was withdrawn."""
+        """Delete the draft, because the question was withdrawn."""
         answer = _answer(chat, question)
         self._taken_back.append(answer)
         draft = self._growing.pop(answer, None)
         if draft is not None:
             await draft.end()
         if self._progress.begun(answer):
-            with suppress(Exception):  # what can't be removed stays
+            with suppress(Exception):  # a message that can't be deleted stays
                 await self._writer.write(Letter(answer=answer, place=Place.of(chat)), "")
             self._progress.finish(answer)
 
@@ -192,7 +192,7 @@ class Drafts:
             await self._writer.write(letter, text)
         except (SendLater, TimeoutError):
             raise
-        except Exception:  # it is never tried again
+        except Exception:  # the text won't be sent again
             self._forget(letter)
             raise
         self._forget(letter)
@@ -202,22 +202,22 @@ class Drafts:
         self._progress.finish(letter.answer, name=letter.name)
 
     async def _show(self, draft: Draft) -> None:
-        """Keep editing it until it is finished or the platform refuses edits."""
+        """Keep updating the message until the draft ends or the platform refuses edits."""
         chat = draft.letter.place.chat
         self._shown_in[chat] += 1
         try:
             await draft.rest(FIRST_SECONDS)
             while not draft.is_over:
                 await draft.rest(await self._shown(draft) or self._pace(chat))
-        except Exception:  # noqa: BLE001 - the whole text follows, and its failure is told
+        except Exception:  # noqa: BLE001 - the complete text reports its own failures
             draft.is_over = True
         finally:
             self._shown_in[chat] -= 1
-            self._shown_in += Counter()  # forgets where nothing grows any more
+            self._shown_in += Counter()  # drops the chats whose count is zero
             draft.ended.set()
 
     def _pace(self, chat: str) -> float:
-        """How long to wait between edits; a chat's growing answers share the platform's limit."""
+        """Return how long to wait between edits; drafts in one chat share the platform's limit."""
         limits = self._platform.limits
         of_groups = limits.group_edit_seconds if chat in self._groups else None
         return (of_groups or limits.edit_seconds or 0) * self._shown_in[chat]
@@ -237,12 +237,12 @@ class Drafts:
 
 
 def _answer(chat: str, reply_to: str | None) -> str:
-    """The name of an unfinished answer; the same after a restart."""
+    """Name an unfinished answer so that its name stays the same after a restart."""
     return f"{chat} {reply_to}"
 
 
 SHORTEST = 200
-"""A platform that refuses even a message of this length would refuse any."""
+"""If a platform refuses even a message this short, splitting it further won't help."""
 T = TypeVar("T")
 
 
@@ -251,24 +251,24 @@ class Letter:
     """The delivery of one answer to its chat."""
 
     answer: str
-    """Its name, the same for every attempt."""
+    """The answer's name, the same for every attempt."""
     place: Place
     reply_to: str | None = None
     name: str | None = None
-    """The name of its complete text, if it already has one."""
+    """The name of the complete text, once there is one."""
 
 
 class DraftWriter:
-    """Writes to the chats of one platform."""
+    """Posts, edits and deletes the messages of answers on one platform."""
 
     def __init__(self, platform: Platform, progress: Progress) -> None:
         self._platform = platform
         self._progress = progress
 
     async def write(self, letter: Letter, markdown: str) -> None:
-        """Make the answer say exactly this; after a failure, the next attempt resumes there.
+        """Make the answer's messages say exactly this text, resuming after an earlier failure.
 
-        Raises what the platform raises.
+        Raises the platform's errors.
         """
         limit = self._platform.limits.text
         while True:
@@ -283,7 +283,7 @@ class DraftWriter:
                 return
 
     async def enclose(self, letter: Letter, files: list[Upload]) -> None:
-        """Post the files that are not posted yet; raises what the platform raises."""
+        """Post the files that have not been posted yet; raises the platform's errors."""
         posted = self._progress.of(letter.answer, name=letter.name)
         for number, file in list(enumerate(files))[len(posted.messages) :]:
             reply_to = letter.reply_to if number == 0 else None
@@ -293,7 +293,7 @@ class DraftWriter:
             self._progress.post(letter.answer, message, number=number)
 
     def texts(self, markdown: str, limit: int) -> list[Text]:
-        """Split a text into messages that fit the limit both plain and formatted."""
+        """Split a text into messages that fit the limit both as plain text and formatted."""
         size = self._platform.limits.size
         found: list[Text] = []
         for part in split(markdown, limit, size):
@@ -321,7 +321,7 @@ class DraftWriter:
         try:
             await _in_some_form(edit, text)
         except MessageGone:
-            # Under its own name the platform might take it for the one that is gone.
+            # With the old id, the platform might mistake this for the deleted message.
             await self._put(letter, number, text, name=f"{posted.name}.{uuid4().hex}")
         posted.shown[number] = text
 
@@ -331,7 +331,7 @@ class DraftWriter:
         if is_first:
             posted.shown[number] = text
         elif self._platform.limits.edit_seconds is not None:
-            # Under this name it may be there with what was tried before.
+            # An earlier attempt may have posted an older text under this id.
             await self._edit(letter, posted, number, text)
 
     async def _put(self, letter: Letter, number: int, text: Text, *, name: str) -> None:
@@ -342,7 +342,7 @@ class DraftWriter:
 
 
 async def _in_some_form(send: Callable[[Text], Awaitable[T]], text: Text) -> T:
-    """Send it formatted, or plain if the platform refuses the formatting."""
+    """Send formatted text, or plain text if the platform refuses the formatting."""
     try:
         return await send(text)
     except FormatRefused:
@@ -355,7 +355,7 @@ REMEMBERED = 2000
 """How many partly posted answers are remembered, and how many complete ones."""
 _LINES = 10 * REMEMBERED
 NOTES = "channels"
-"""The folder of these files within the data folder."""
+"""The folder of the progress files within the data folder."""
 _SUFFIX = ".jsonl"
 _DIGEST_BYTES = 16
 _DIGEST = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
@@ -363,42 +363,42 @@ _DIGEST = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
 
 @dataclass(slots=True, kw_only=True)
 class Posted:
-    """The messages of one answer."""
+    """The posted messages of one answer."""
 
     name: str
-    """The base of its messages' ids, the same for every attempt."""
+    """The prefix of the messages' ids, the same for every attempt."""
     messages: list[str] = field(default_factory=list)
-    """Their ids on the platform, in order."""
+    """The messages' ids on the platform, in order."""
     shown: dict[int, Text] = field(default_factory=dict)
-    """The text of each of them, if known."""
+    """The text of each message, if known."""
     tried: dict[int, Text] = field(default_factory=dict)
-    """The first text tried for each: the platform may have accepted it without replying."""
+    """The first text tried for each message; the platform may have accepted it without replying."""
     is_old: bool = False
-    """Whether an earlier process may have tried to post something."""
+    """True if an earlier process may have posted some of these messages."""
     cuts: int = 0
-    """How many times it became shorter."""
+    """How many times the answer has become shorter."""
 
     def name_of(self, number: int) -> str:
-        """The name of this message; a new one after a cut, because the old message is gone."""
+        """Return the id for posting a message; it changes after a cut, as the old one is gone."""
         return f"{self.name}.{number}" if not self.cuts else f"{self.name}.{self.cuts}.{number}"
 
     def try_first(self, number: int, text: Text) -> bool:
-        """Whether nothing else can have been posted as this message so far."""
+        """Record the first attempt at this message; False if another text may have been posted."""
         return self.tried.setdefault(number, text) == text and not self.is_old
 
     def says(self, number: int) -> Text | None:
-        """The text of this message; None if it is no longer known."""
+        """Return the text of this message, or None if it is no longer known."""
         return self.shown.get(number)
 
 
 class Progress:
-    """Records what is posted, in a file if one is given; an unreadable file is started over.
+    """Records which messages have been posted, in memory or in a file.
 
-    It holds ids and digests, never a text.
+    The file holds ids and digests but no text; lines that can't be read are skipped.
     """
 
     def __init__(self, file: Path | None = None, *, data: Path | None = None) -> None:
-        """The digests are made with the key of `data`, the data folder, or of the file's own."""
+        """Use the key of `data`, the data folder, for the digests, or of the file's own folder."""
         self._file = file
         self._folder = file.parent if data is None and file is not None else data
         self._key: bytes | None = None
@@ -408,7 +408,7 @@ class Progress:
         self.load()
 
     def load(self) -> None:
-        """Reload the file: another process may have changed it."""
+        """Reload the file, because another process may have changed it."""
         if self._file is None:
             return
         self._open.clear()
@@ -418,7 +418,7 @@ class Progress:
             self._load(self._file)
 
     def of(self, answer: str, *, name: str | None = None) -> Posted:
-        """The posted part of this answer; a new record gets this name."""
+        """Return the posted part of this answer; a new record gets this name."""
         return self._of(self._digest(answer), name)
 
     def _of(self, digest: str, name: str | None = None) -> Posted:
@@ -427,33 +427,33 @@ class Progress:
         return self._open[digest]
 
     def begun(self, answer: str) -> bool:
-        """Whether part of it may have been posted already."""
+        """Return whether part of this answer may have been posted already."""
         return self._digest(answer) in self._open
 
     def post(self, answer: str, message: str, *, number: int) -> None:
-        """Record this as the answer's message with that number."""
+        """Record that the answer's message with this number was posted."""
         self._note(posted=self._digest(answer), message=message, number=number)
 
     def cut(self, answer: str, *, number: int) -> None:
-        """Record that only this many of its messages remain."""
+        """Record that only the first `number` messages of the answer remain."""
         self._note(cut=self._digest(answer), number=number)
 
     def finish(self, answer: str, *, name: str | None = None) -> None:
-        """Record that the answer is complete, and that the text with this name is posted."""
+        """Record that the answer is complete, and that the text with this name was posted."""
         self._note(done=self._digest(answer), name=name)
 
     def _digest(self, answer: str) -> str:
-        """What stands for the answer in the file: its name may hold the text of a notice."""
+        """Return a digest of the answer's name, which may contain a notice's text, for the file."""
         if self._key is None:
             try:
                 self._key = token_bytes() if self._folder is None else own_key(self._folder)
-            except OSError:  # a disk that fails stops no answer
+            except OSError:  # a failing disk must not stop an answer
                 self._key = token_bytes()
         said = answer.encode("utf-8", "surrogatepass")
         return blake2b(said, key=self._key, digest_size=_DIGEST_BYTES).hexdigest()
 
     def has(self, name: str | None) -> bool:
-        """Whether the text with this name is known to be posted."""
+        """Return whether the text with this name is known to have been posted."""
         return name in self._done
 
     def _note(self, **fact: Any) -> None:
@@ -461,7 +461,7 @@ class Progress:
         if self._file is None:
             return
         self._lines += 1
-        with suppress(OSError):  # a full disk stops no answer
+        with suppress(OSError):  # a full disk must not stop an answer
             if self._lines > _LINES:
                 self._rewrite(self._file)
             else:
@@ -487,14 +487,14 @@ class Progress:
 
     def _load(self, file: Path) -> None:
         for line in load_file(file).decode("utf-8", "replace").splitlines():
-            with suppress(ValueError, KeyError):  # torn by a kill, or older than what is known
+            with suppress(ValueError, KeyError):  # cut off by a crash, or from an old version
                 self._learn(self._without_text(json.loads(line)))
         for posted in self._open.values():
             posted.is_old = True
         self._rewrite(file)
 
     def _without_text(self, fact: dict[str, Any]) -> dict[str, Any]:
-        """A fact as it is noted now: earlier versions noted the answer's name itself."""
+        """Convert a fact from an earlier version, which stored names instead of digests."""
         for kind in ("begun", "posted", "cut", "done"):
             name = fact.get(kind)
             if isinstance(name, str) and not _DIGEST.fullmatch(name):
@@ -518,21 +518,21 @@ class Progress:
 
 
 def notes_of(folder: Path, channel: str) -> Path:
-    """The file in the data folder with what a channel has posted."""
+    """Return the path of a channel's progress file in the data folder."""
     return folder / NOTES / f"{channel}{_SUFFIX}"
 
 
 def rewrite_notes(folder: Path, *, of: Iterable[str] = ()) -> list[Path]:
-    """Remove the texts that earlier versions kept in the files of channels that aren't running.
+    """Remove the texts that earlier versions stored in the files of channels that aren't running.
 
-    `of` names those that are running. Returns the files that can't be read or written.
+    `of` names the running channels. Returns the files that can't be read or written.
     """
     left = []
     for file in (folder / NOTES).glob(f"*{_SUFFIX}"):
         if file.name.removesuffix(_SUFFIX) not in of:
             try:
                 Progress(file, data=folder)
-            except OSError:  # nobody reads it
+            except OSError:  # the caller reports the file
                 left.append(file)
     return left
 
@@ -545,12 +545,12 @@ _ENCLOSED = re.compile(rf"!?\[[^\]\n]*\]\({SCHEME}(?P<id>[0-9a-f]{{40}})\)")
 
 
 def enclosed(text: str) -> list[str]:
-    """The ids of the files named in a text, in order and without duplicates."""
+    """Return the ids of the files linked in a text, in order and without duplicates."""
     return list(dict.fromkeys(match["id"] for match in _ENCLOSED.finditer(text)))
 
 
 def without(text: str) -> str:
-    """The text without its links to files."""
+    """Return the text without its links to files."""
     return _ENCLOSED.sub("", text).strip() if SCHEME in text else text
 
 

@@ -1,4 +1,4 @@
-"""Incoming messages on their way to the bus: files downloaded, voices transcribed, typing shown."""
+"""Prepares incoming messages for the bus: downloads files, transcribes voices, shows typing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from nanoloop.session.speech import display_name
 from nanoloop.tools.threads import Threads
 
 WAITING = 200
-"""How many messages of one chat may wait to be accepted; after that the platform waits."""
+"""How many messages of one chat may wait to be accepted before the platform has to wait."""
 REMEMBERED = 10_000
 """How many messages' latest texts are remembered, to ignore edits that change nothing."""
 QUOTE_CHARS = 1000
@@ -44,7 +44,7 @@ class _Item:
 
 
 class Intake:
-    """Takes in the messages of one platform."""
+    """Receives the messages of one platform and passes them to the bus."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class Intake:
         return await self._lanes.__aexit__(*exc)
 
     def take_no_more(self) -> None:
-        """Acknowledge nothing from now on: messages are delivered again after the next start."""
+        """Acknowledge no more messages; the platform delivers them again after a restart."""
         self._is_deaf = True
 
     async def hear(self, *heard: Heard) -> None:
-        """Return once every message is durable or was refused."""
+        """Return once every message has been stored or refused."""
         items = [_Item(one) for one in heard if not one.is_bot]
         for item in items:
             await self._lanes.put(item.heard.chat, item)
@@ -99,7 +99,7 @@ class Intake:
         if heard.edits or heard.deletes:
             await self._amend(heard)
         elif not (heard.text.strip() or heard.files or _forwarded(heard)):
-            return  # someone joined, or the like
+            return  # a service message, such as someone joining
         elif not self._access.may_talk(heard):
             if heard.private or heard.addressed:
                 await self._tell(heard, self._access.refusal(heard))
@@ -109,7 +109,7 @@ class Intake:
             self._overheard.keep(_place(heard), heard)
 
     def _is_asked(self, heard: Heard) -> bool:
-        """Whether an answer is wanted."""
+        """Return whether the message asks for an answer."""
         rule = self._access.rules.groups
         return heard.private or rule == "always" or (rule == "mention" and heard.addressed)
 
@@ -117,7 +117,7 @@ class Intake:
         self._drafts.learn(heard.chat, private=heard.private)
         is_known = self._is_known(heard)
         is_command = command(heard.text) is not None
-        if is_known and is_command:  # the session remembers messages, but no commands
+        if is_known and is_command:  # the session recognises repeated messages, but not commands
             announce(MessageRepeated(key=self._key(heard), message_id=heard.id))
             return
         early = 0.0
@@ -146,7 +146,7 @@ class Intake:
         is_asked = command(message.text) is None and not (message.edits or message.deletes)
         if is_asked:
             self._typist.start(*question)
-        with suppress(BusFull):  # then the chat was told
+        with suppress(BusFull):  # the chat has already been told
             is_owed = await self._bus.hand_in(message) != "repeated"
         if is_asked and not is_owed:
             self._typist.drop(*question)
@@ -179,7 +179,7 @@ class Intake:
         return [await self._files.attachment(file, owner=owner) for file in heard.files]
 
     def _quotes(self, heard: Heard) -> tuple[Quote, ...]:
-        """What others said that the model needs to understand it."""
+        """Return the quotes, and the messages of others, that the model needs for context."""
         quotes: list[Quote] = []
         for said in self._overheard.take(_place(heard)):
             text, kinds = _short(said.text.strip(), CHARS), tuple(file.kind for file in said.files)
@@ -192,7 +192,7 @@ class Intake:
         return Speaker(id=heard.sender, name=heard.name, platform=self._name)
 
     async def _amend(self, heard: Heard) -> None:
-        """Handle the change or deletion of a message."""
+        """Handle an edit or deletion of an earlier message."""
         place = _place(heard)
         earlier = heard.edits or heard.deletes or ""
         if self._overheard.forget(place, earlier) is not None:
@@ -205,20 +205,20 @@ class Intake:
         await self._hand_in(
             replace(message, edits=heard.edits, deletes=heard.deletes, burst_seconds=0)
         )
-        # Last: until then pieces of the old answer may come.
+        # Do this last: until now, pieces of the old answer may still arrive.
         if heard.edits:
             self._drafts.begin_anew(place, earlier)
         else:
             await self._drafts.take_back(place, earlier)
 
     def _is_known(self, heard: Heard) -> bool:
-        """Whether it was received before; from now on it counts as received."""
+        """Return whether this message was received before, and remember it."""
         known = (heard.chat, heard.id) in self._recent
         self._recent[heard.chat, heard.id] = heard.text
         return known
 
     def _says(self, heard: Heard, message: str) -> bool:
-        """Whether the message already says this: platforms report edits that change nothing."""
+        """Return whether the message already has this text, as edits may change nothing."""
         said = self._recent.get((heard.chat, message))
         self._recent[heard.chat, message] = heard.text
         return said == heard.text
@@ -241,12 +241,12 @@ class Intake:
         await self._bus.publish(said)
 
     def _key(self, heard: Heard) -> str:
-        """The session's key: the thread's own, or its chat's."""
+        """Return the session's key: the thread's, or the chat's if threads share one."""
         chat = heard.chat if self._access.rules.threads == "shared" else _place(heard)
         return f"{self._name}:{chat}"
 
     def _account(self, heard: Heard) -> str:
-        """The owner of its turns: the person in a private chat, else the group."""
+        """Return the account that pays for the turn: the person in private, else the group."""
         return f"{self._name}:{heard.sender if heard.private else heard.chat}"
 
 
@@ -258,7 +258,7 @@ def _without_mention(heard: Heard) -> str:
     if not heard.mention:
         return heard.text
     text = heard.text.replace(heard.mention, "", 1).strip()
-    # The name alone is a question too.
+    # A message that consists only of the bot's name is a question too.
     return text.removeprefix(":").removeprefix(",").strip() or heard.text
 
 
@@ -278,26 +278,26 @@ def _short(text: str, chars: int) -> str:
 
 
 MESSAGES = 20
-"""How many messages of one chat are kept."""
+"""How many messages of one place are kept."""
 CHARS = 500
 """How many characters of each message are kept."""
 CHATS = 1000
 
 
 class Overheard:
-    """Keeps the newest messages of each place."""
+    """Keeps the latest messages that were not addressed to the bot, for each place."""
 
     def __init__(self) -> None:
         self._said: BoundedDict[str, deque[Heard]] = BoundedDict(CHATS)
 
     def keep(self, place: str, heard: Heard) -> None:
         """Remember this message."""
-        self.forget(place, heard.id)  # it may be delivered twice
+        self.forget(place, heard.id)  # it may be a repeated delivery
         self._said[place] = said = self._said.get(place, deque(maxlen=MESSAGES))
         said.append(heard)
 
     def forget(self, place: str, message: str) -> Heard | None:
-        """Forget a message that was changed or deleted, and return it."""
+        """Forget an edited or deleted message; return it, or None if it is unknown."""
         said = self._said.get(place, deque())
         found = next((heard for heard in said if heard.id == message), None)
         if found is not None:
@@ -305,7 +305,7 @@ class Overheard:
         return found
 
     def take(self, place: str) -> Sequence[Heard]:
-        """What was said since the last call, oldest first."""
+        """Return and forget the place's messages, oldest first."""
         return tuple(self._said.pop(place, ()))
 
 
@@ -316,7 +316,7 @@ NOT_READ = "(this voice message could not be read)"
 
 
 class Files:
-    """Turns files into attachments; a failure never loses the message."""
+    """Turns files into attachments; if a file fails, its message is still delivered."""
 
     def __init__(
         self,
@@ -326,14 +326,14 @@ class Files:
         attachments: Attachments | None = None,
         transcriber: Transcriber | None = None,
     ) -> None:
-        """With `attachments`, files are stored there: the model sees images and reads texts."""
+        """With `attachments`, files are stored, so the model can see images and read text files."""
         self._channel = channel
         self._limit_bytes = limit_bytes
         self._attachments = attachments
         self._transcriber = transcriber
 
     async def attachment(self, file: File, *, owner: str) -> Attachment:
-        """How the conversation refers to this file, which came to that chat."""
+        """Return the attachment for this file, storing the file for `owner` if possible."""
         known = Attachment(
             kind=file.kind,
             ref=f"unkept:{file.kind}",
@@ -374,7 +374,7 @@ class Files:
     async def _keep(
         self, attachments: Attachments, file: File, data: bytes, owner: str
     ) -> Attachment:
-        """The attachment for this file, durable when this returns."""
+        """Store the file durably and return its attachment."""
         known = mime_type_of(data)
         name = file.name or file.kind
         mime_type = known or file.mime_type or "application/octet-stream"
@@ -395,14 +395,14 @@ class Files:
             return self._left_out(error, NOT_READ)
 
     def _left_out(self, error: Exception, words: str) -> str:
-        """What the model reads instead of the file."""
+        """Log why the file is left out, and return the text that the model reads instead."""
         reason = reason_of(error)
         announce(FileLeftOut(channel=self._channel, reason=reason))
         return words
 
 
 def _text_of(data: bytes, known: str | None, mime_type: str) -> str | None:
-    """What the model reads about it, if it can't see it."""
+    """Return the text that the model reads in place of a file that it can't see."""
     if known == "text/plain":
         return data.decode()[:TEXT_SHOWN]
     return NOT_SHOWN if known is None and mime_type.startswith("image/") else None
@@ -412,14 +412,14 @@ SECONDS = 60.0
 SIDE_BY_SIDE = 4
 """How many calls of a blocking function run at once, each in its own thread."""
 TRANSCRIPTS_REMEMBERED = 100
-"""How many transcripts are remembered, so that they are not requested again."""
+"""How many transcripts are remembered, so that none is requested twice."""
 
 Transcribe = Callable[[File, bytes], Awaitable[str | None] | str | None]
-"""Your function: gets a voice message and its bytes, and returns the transcript."""
+"""A user's function that takes a voice message and its bytes and returns the transcript."""
 
 
 class Transcriber:
-    """Calls the function, sync or async."""
+    """Transcribes voice messages with a sync or async function."""
 
     def __init__(self, function: Transcribe, *, seconds: float = SECONDS) -> None:
         self._function = function
@@ -428,8 +428,8 @@ class Transcriber:
         self._told: BoundedDict[bytes, str] = BoundedDict(TRANSCRIPTS_REMEMBERED)
 
     async def words(self, file: File, data: bytes) -> str:
-        """The transcript; raises what the function raises, and `TimeoutError`."""
-        # Some platforms deliver again what takes long, and a call may cost money.
+        """Return the transcript; raises the function's errors, and `TimeoutError`."""
+        # Platforms deliver a message again if it takes long, and each call may cost money.
         name = hashlib.sha256(data).digest()
         if name not in self._told:
             self._told[name] = await self._ask(file, data)
@@ -437,7 +437,7 @@ class Transcriber:
 
     async def _ask(self, file: File, data: bytes) -> str:
         with anyio.fail_after(self._seconds):
-            # An async one only begins in the thread: what it returns is waited for here.
+            # In the thread, an async function only returns an awaitable, which is awaited here.
             found = await self._threads.run(partial(self._function, file, data))
             said = await found if inspect.isawaitable(found) else found
         if not (isinstance(said, str) and said.strip()):
@@ -447,21 +447,21 @@ class Transcriber:
 
 TYPING_SECONDS = 600.0
 _RENEWED_AT = 0.8
-"""The fraction of its duration after which typing is shown again."""
+"""Typing is shown again after this fraction of its duration."""
 
 
 class Typist:
-    """Shows typing in all chats that wait for an answer."""
+    """Shows that the bot is typing in each chat that waits for an answer."""
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
         self.group: TaskGroup | None = None
-        """The task group of its tasks; without one, no typing is shown."""
+        """The task group that shows typing; without one, no typing is shown."""
         self._waiting: dict[str, list[str]] = {}
         self._scopes: dict[str, anyio.CancelScope] = {}
 
     def start(self, chat: str, question: str) -> None:
-        """Show typing until this question is answered."""
+        """Show typing until this question has been answered."""
         seconds = self._platform.limits.typing_seconds
         if seconds is None or self.group is None:
             return
@@ -471,14 +471,14 @@ class Typist:
             self.group.start_soon(self._type, chat, scope, seconds, name=f"typist {chat}")
 
     def stop(self, chat: str, question: str | None) -> None:
-        """Note that this question is answered, and so are those before it."""
+        """Record that this question and all earlier ones have been answered."""
         waiting = self._waiting.get(chat, [])
         if question in waiting:
             del waiting[: waiting.index(question) + 1]
         self._end(chat)
 
     def drop(self, chat: str, question: str) -> None:
-        """Note that this question gets no answer; others may, and so may an earlier copy of it."""
+        """Record that this question gets no answer; an earlier copy of it may still get one."""
         waiting = self._waiting.get(chat, [])
         if question in waiting:
             del waiting[~waiting[::-1].index(question)]
@@ -492,7 +492,7 @@ class Typist:
         try:
             with scope, anyio.move_on_after(TYPING_SECONDS):
                 while self._waiting.get(chat):
-                    with suppress(Exception):  # it is only a courtesy
+                    with suppress(Exception):  # typing is only a courtesy
                         await self._platform.typing(Place.of(chat))
                     await anyio.sleep(seconds * _RENEWED_AT)
         finally:

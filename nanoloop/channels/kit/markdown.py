@@ -15,35 +15,35 @@ if TYPE_CHECKING:
 
 
 _INFO = re.compile(r"^([\w+#.-]*)\s*(.*)$", re.DOTALL)
-"""The text after an opening fence."""
+"""The language, and any other text, after an opening fence."""
 _OPTIONS = {"html": False, "breaks": True}
-"""Tags that a model writes are shown as text, and its line breaks are kept."""
+"""HTML tags are shown as text, and line breaks are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Markup:
-    """How a platform marks up text. Except for code, functions get text already marked up."""
+    """Describes a platform's markup. Except for code, its functions get text already marked up."""
 
     escape: Callable[[str], str]
-    """Escapes a text so that nothing in it counts as markup."""
+    """Escapes a text so that no character in it counts as markup."""
     bold: Callable[[str], str]
     italic: Callable[[str], str]
     strike: Callable[[str], str]
     code: Callable[[str], str]
-    """Takes inline code as written."""
+    """Receives inline code unescaped."""
     block: Callable[[str, str], str]
-    """Takes a code block as written, and its language, if any."""
+    """Receives a code block unescaped, and its language or an empty string."""
     link: Callable[[str, str], str]
-    """Takes a link's text, and its address as written."""
+    """Receives a link's text, and its address unescaped."""
     quote: Callable[[str], str]
     heading: Callable[[str, int], str] | None = None
-    """Takes a heading's text and level; by default, headings are bold."""
+    """Receives a heading's text and level; by default, headings are bold."""
     bullet: str = "• "
     rule: str = "———"
 
 
 def render(markdown: str, form: Markup) -> str:
-    """Convert the text to this form without losing anything."""
+    """Convert Markdown to this markup without losing any text."""
     from markdown_it.tree import SyntaxTreeNode  # noqa: PLC0415 - only where a platform renders
 
     tree = SyntaxTreeNode(_parser().parse(markdown))
@@ -51,7 +51,7 @@ def render(markdown: str, form: Markup) -> str:
 
 
 def html(markdown: str) -> str:
-    """The text as HTML, with every tag closed and no tags of the model's own."""
+    """Convert Markdown to HTML with every tag closed; HTML written by the model is escaped."""
     return str(_parser().render(markdown)).strip()
 
 
@@ -59,14 +59,14 @@ def html(markdown: str) -> str:
 def _parser() -> MarkdownIt:
     from markdown_it import MarkdownIt  # noqa: PLC0415 - as above
 
-    # A definition of an address is no text to Markdown; here it has to be read.
+    # Markdown hides link definitions; here they have to stay visible.
     return (
         MarkdownIt("commonmark", _OPTIONS).enable(["table", "strikethrough"]).disable("reference")
     )
 
 
 class _Rendering:
-    """One text being converted into a form."""
+    """The conversion of one text to a platform's markup."""
 
     def __init__(self, form: Markup) -> None:
         self._form = form
@@ -91,7 +91,7 @@ class _Rendering:
                 return self._inline(node)
 
     def _code(self, node: SyntaxTreeNode) -> str:
-        """A code block; text beside the language is shown too, as it may be the first line."""
+        """Convert a code block; text after the language is kept, as it may be code."""
         language, beside = _INFO.findall(node.info.strip())[0]
         code = node.content.removesuffix("\n")
         return self._form.block(f"{beside}\n{code}" if beside else code, language)
@@ -150,7 +150,7 @@ class _Rendering:
 
 
 def _table(node: SyntaxTreeNode) -> str:
-    """The table as text with aligned columns, because no platform supports tables."""
+    """Format a table as text with aligned columns, because no platform supports tables."""
     rows = [
         [_words(cell) for cell in row.children] for part in node.children for row in part.children
     ]
@@ -168,7 +168,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _words(node: SyntaxTreeNode) -> str:
-    """The text of a cell, without markup."""
+    """Return the text of a cell without markup."""
     if not node.children:
         return "\n" if node.type.endswith("break") else _content(node)
     return "".join(map(_words, node.children))
@@ -179,7 +179,7 @@ def _content(node: Any) -> str:
 
 
 def _width(text: str) -> int:
-    """Its width in a monospace font: Chinese characters count twice."""
+    """Return the text's width in a monospace font, where Chinese characters count twice."""
     return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
 
 
@@ -187,36 +187,36 @@ _FENCE = re.compile(r"[ \t]*(?P<mark>`{3,20}|~{3,20})(?P<info>[^\n`]*)")
 _INFO_LIMIT = 40
 """How many characters after an opening fence are repeated when the block is reopened."""
 _EARLIEST = 0.3
-"""How full a message must be before it is split at a good place."""
+"""How full a message must be before it may be split."""
 _SENTENCE = re.compile("[.!?\u2026][\"'\u201d\u2019)\\]]*\\s|[\u3002\uff01\uff1f]")
-"""The end of a sentence, in scripts with and without spaces."""
+"""Matches the end of a sentence, in scripts with and without spaces."""
 _JOINED = "\u200d\ufe0f\ufe0e"
 
 
 def utf16(text: str) -> int:
-    """The length of a text as Telegram counts it."""
+    """Return the length of a text in UTF-16 code units, as Telegram counts it."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def utf8(text: str) -> int:
-    """The length of a text in bytes."""
+    """Return the length of a text in bytes."""
     return len(text.encode("utf-8", "surrogatepass"))
 
 
 def split(markdown: str, limit: int, size: Callable[[str], int] = len) -> list[str]:
-    """Split the text into parts of at most `limit` each; an empty text has none."""
+    """Split the text into parts of at most `limit`; an empty text has no parts."""
     return [part for part in _parts(markdown.strip("\n"), limit, size) if part.strip()]
 
 
 def closed(markdown: str) -> str:
-    """The text with its open code fence closed, for an answer that is still growing."""
+    """Close the open code fence, if any, in an answer that is still being written."""
     fence = _fence_at(markdown)
     return f"{markdown.rstrip()}\n{fence.close}" if fence else markdown
 
 
 @dataclass(frozen=True, slots=True)
 class _Fence:
-    """A code fence that is open."""
+    """A code fence that has not been closed yet."""
 
     begin: int
     open: str
@@ -227,7 +227,7 @@ def _parts(rest: str, limit: int, size: Callable[[str], int]) -> Iterator[str]:
     head = ""
     while size(head + rest) > limit:
         text = head + rest
-        # Room for the closing fence, whether it will be needed or not.
+        # Leave room for a closing fence, even if none is needed.
         end = _longest(text, limit - size("\n" + "`" * 20), size)
         end = max(_good_place(text[:end], after=len(head)), len(head) + 1)
         fence = _fence_at(text[:end])
@@ -243,7 +243,7 @@ def _parts(rest: str, limit: int, size: Callable[[str], int]) -> Iterator[str]:
 
 
 def _longest(text: str, limit: int, size: Callable[[str], int]) -> int:
-    """How many characters fit."""
+    """Return how many characters fit."""
     low, high = 1, len(text)
     while low < high:
         middle = (low + high + 1) // 2
@@ -252,11 +252,11 @@ def _longest(text: str, limit: int, size: Callable[[str], int]) -> int:
 
 
 def _good_place(text: str, *, after: int) -> int:
-    """Where to split: between paragraphs, lines, sentences, words or characters."""
+    """Find where to split: between paragraphs if possible, else lines, sentences or words."""
     earliest = max(after, int(len(text) * _EARLIEST))
     fence = _fence_at(text)
     if fence is not None and fence.begin > earliest:
-        return fence.begin  # it is kept whole, if it fits in one message at all
+        return fence.begin  # the code block moves to the next message, where it may fit whole
     whole = text if fence is None else text[: max(fence.begin, 0)]
     places = (
         _last(r"\n\s*\n", whole, earliest),
@@ -268,13 +268,13 @@ def _good_place(text: str, *, after: int) -> int:
 
 
 def _last(pattern: str | re.Pattern[str], text: str, earliest: int) -> int:
-    """The end of the last match that isn't too early; 0 if there is none."""
+    """Return the end of the last match after `earliest`, or 0 if there is none."""
     found = [match.end() for match in re.finditer(pattern, text) if match.end() > earliest]
     return found[-1] if found else 0
 
 
 def _between_characters(text: str) -> int:
-    """The end, or just before it, so that no visible character is split."""
+    """Return the end, or a position just before it if a visible character would be split."""
     end = len(text)
     for place in range(end, max(0, end - 16), -1):
         if not _continues(text, place):
@@ -283,7 +283,7 @@ def _between_characters(text: str) -> int:
 
 
 def _continues(text: str, place: int) -> bool:
-    # The last character can't tell what follows it: it might be the begin of a longer one.
+    # The last character alone can't tell: more characters may join it.
     before = text[place - 1]
     return before in _JOINED or (place < len(text) and _is_joined(text[place]))
 
@@ -293,7 +293,7 @@ def _is_joined(character: str) -> bool:
 
 
 def _fence_at(text: str) -> _Fence | None:
-    """The fence that is still open at the end of this text."""
+    """Return the fence that is still open at the end of this text."""
     fence: _Fence | None = None
     begin = 0
     for line in text.split("\n"):

@@ -15,25 +15,25 @@ from nanoloop.sentences import Say, in_english
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a platform allows."""
+    """Describes what a platform allows."""
 
     text: int = 4000
-    """The longest message, as counted by `size`; applies to the result of `rendered` too."""
+    """The maximum length of a message, as counted by `size`; it applies to formatted text too."""
     size: Callable[[str], int] = len
-    """How the platform counts: characters, UTF-16 units (`splitting.utf16`), bytes."""
+    """How the platform counts length: characters, UTF-16 units (`markdown.utf16`) or bytes."""
     edit_seconds: float | None = 1.0
-    """How long to wait between two edits in a chat; None if messages can't be edited."""
+    """The minimum delay between two edits in a chat; None if messages can't be edited."""
     group_edit_seconds: float | None = None
-    """The same in groups; None if it makes no difference."""
+    """The minimum delay between two edits in a group; None if it is the same as elsewhere."""
     typing_seconds: float | None = None
-    """How long one call of `typing` shows "is typing"; None if the platform can't show it."""
+    """How long a call of `typing` stays visible; None if the platform can't show typing."""
     file_bytes: int = 20_000_000
-    """The size of the largest file that is downloaded or sent."""
+    """The largest file that is downloaded or sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to post: a chat, or a thread in it. `str(place)` is its form on the bus."""
+    """Where to post: a chat, or a thread in it. `str(place)` is the form used on the bus."""
 
     chat: str
     thread: str = ""
@@ -50,21 +50,21 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """A file that came with a message, not downloaded yet."""
+    """A file attached to a message, not downloaded yet."""
 
     kind: Literal["image", "audio", "video", "file"]
-    """A voice note is `audio`."""
+    """The kind of file; a voice note is `audio`."""
     fetch: Callable[[], Awaitable[bytes]]
-    """Downloads it; the kit calls this once, if the size is allowed, and handles failures."""
+    """Downloads the file; called once, if the size is allowed, and failures are handled."""
     name: str = ""
     mime_type: str = ""
     size: int | None = None
-    """Its size in bytes, if the platform reports it."""
+    """The size in bytes, if the platform reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """A file on its way to a chat."""
+    """A file to be posted in a chat."""
 
     name: str
     mime_type: str
@@ -76,56 +76,56 @@ class Heard:
     """An event that the platform reports: a message, an edit, or a deletion."""
 
     chat: str
-    """The chat's id, as in `Place.chat`: without spaces."""
+    """The chat's id, as in `Place.chat`; it contains no spaces."""
     id: str
-    """The platform's id for this message or event; unchanged if it is delivered again.
+    """The platform's id for this message or event, the same if it is delivered again.
 
-    For an edit without an id of its own, combine the message's id and the time of the edit.
+    If an edit has no id of its own, combine the message's id with the time of the edit.
     """
     sender: str
-    """The sender's id, as used in access lists: never something that people can choose freely."""
+    """The sender's id, as used in access lists; never a name that people can choose freely."""
     name: str = ""
     """The sender's display name."""
     roles: tuple[str, ...] = ()
     """The sender's roles or groups, as used in access lists."""
     text: str = ""
-    """What the sender typed, and nothing else."""
+    """The text that the sender typed, without quotes."""
     private: bool = True
-    """Whether only this person and the bot are in the chat."""
+    """True if only this person and the bot are in the chat."""
     addressed: bool = False
-    """Whether, in a group, it mentions the bot, replies to it, or is a command for it."""
+    """True if a message in a group mentions the bot, replies to it, or is a command for it."""
     mention: str = ""
-    """The exact words in `text` that mention the bot, such as `<@U12>`: they are removed."""
+    """The exact words in `text` that mention the bot, such as `<@U12>`; they are removed."""
     thread: str = ""
-    """The thread it was sent in; empty if it was sent in the chat itself."""
+    """The id of the thread that it was sent in; empty outside threads."""
     reply_to: str | None = None
     """The id of the message that this one replies to."""
     quote: str = ""
-    """The text of that message, if the platform doesn't say who wrote it; else use `quotes`."""
+    """The text of the quoted message, if its author is unknown; otherwise use `quotes`."""
     quotes: tuple[Quote, ...] = ()
-    """What it quotes or forwards, each with who said it; none of that belongs in `text`."""
+    """The quoted or forwarded messages with their authors; leave them out of `text`."""
     files: tuple[File, ...] = ()
     edits: str | None = None
-    """The id of the earlier message whose text is now `text`; ignored if the text is unchanged.
+    """The id of the earlier message whose text is now `text`; unchanged text is ignored.
 
-    Only its sender may edit a message: check that if the platform doesn't.
+    Only the sender may edit a message: check this if the platform doesn't.
     """
     deletes: str | None = None
     """The id of the earlier message that was deleted."""
     burst_seconds: float = 0
-    """Other messages in its chat within this time belong to it, such as the rest of an album."""
+    """Messages in the same chat within this time belong together, such as photos of an album."""
     is_bot: bool = False
-    """Whether it was sent by a program, including this bot; such messages are never answered."""
+    """True if a program sent it, including this bot; such messages are never answered."""
     time: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
 
 
 class Hear(Protocol):
-    """Accepts what a platform reports."""
+    """Accepts the events that a platform reports."""
 
     async def __call__(self, *heard: Heard) -> None:
-        """Return once everything is durable or was refused; acknowledge it only then.
+        """Return once every event has been stored or refused; acknowledge it only then.
 
-        Within a chat, the order of the calls is kept; different chats in one call don't wait for
+        In each chat, events are handled in the order of the calls; different chats don't wait for
         each other. Never raises, except when cancelled.
         """
         ...
@@ -133,16 +133,16 @@ class Hear(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """One message to post; it fits `Limits.text`."""
+    """One message to post; its length is within `Limits.text`."""
 
     plain: str
-    """As the model wrote it, with Markdown; never empty."""
+    """The text as the model wrote it, with Markdown; never empty."""
     formatted: str | None = None
-    """In the platform's own format, from `rendered`; None to send it as plain text."""
+    """The result of `rendered`, in the platform's own format; None to send plain text."""
 
     @property
     def best(self) -> str:
-        """The text for a platform that accepts only one form."""
+        """The formatted text if there is one, otherwise the plain text."""
         return self.plain if self.formatted is None else self.formatted
 
 
@@ -151,16 +151,16 @@ class Platform(Protocol):
     """A chat platform, which `PlatformChannel` turns into a channel.
 
     `post`, `edit`, `remove`, `typing` and `upload` are called only after `connected()`: in parallel
-    for different answers, in order for the parts of one. They may raise anything besides the errors
-    in `errors.py`: the text is then given up. Raise `SendLater` for a network error or a rate
-    limit, with the platform's retry-after as its `seconds`.
+    for different answers, in order for the parts of one answer. Raise `SendLater` for a network
+    error or a rate limit, with the platform's retry-after as its `seconds`. Any other error is
+    allowed too, but the text is then not sent again.
 
-    If it has a method `meet`, that is called once with the `Host`, before `listen`.
+    If the platform has a method `meet`, it is called once with the `Host` before `listen`.
     """
 
     @property
     def name(self) -> str:
-        """The name of the channel in settings, logs and session keys."""
+        """The channel's name in settings, logs and session keys."""
         ...
 
     @property
@@ -171,9 +171,9 @@ class Platform(Protocol):
     async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
         """Connect, call `connected()`, and pass on messages until the connection is lost.
 
-        Called again after a delay when it returns or raises, except for `Refused`; a `SendLater`
-        sets the delay. It resumes where it left off if the platform supports replay. When it is
-        cancelled, it closes what it opened.
+        When this returns or raises, it is called again after a delay, except after `Refused`; a
+        `SendLater` sets the delay. Resume at the last message if the platform can replay messages.
+        Close everything you opened when cancelled.
         """
         ...
 
@@ -186,28 +186,28 @@ class Platform(Protocol):
         ...
 
     async def edit(self, place: Place, message: str, text: Text) -> None:
-        """Edit one of our messages; it is not an error if it already has this text."""
+        """Edit one of the bot's messages; it is not an error if the text is already the same."""
         ...
 
     async def remove(self, place: Place, message: str) -> None:
-        """Delete one of our messages; it is not an error if it is already gone."""
+        """Delete one of the bot's messages; it is not an error if the message is already gone."""
         ...
 
     async def typing(self, place: Place) -> None:
-        """Show that an answer is being written, for `Limits.typing_seconds`."""
+        """Show for `Limits.typing_seconds` that the bot is typing."""
         ...
 
     async def upload(self, place: Place, file: Upload, *, reply_to: str | None, id: str) -> str:  # noqa: A002 - as above
-        """Post a file, displayed inline if it is an image, and return the message's id."""
+        """Post a file, shown inline if it is an image, and return the message's id."""
         ...
 
     def rendered(self, markdown: str) -> str | None:
-        """The Markdown in the platform's own format; None if it accepts only plain text."""
+        """Convert Markdown to the platform's format; return None if it accepts only plain text."""
         ...
 
 
 class Refused(NanoloopError):
-    """A wrong token or a missing permission; the text says what to do, without the token."""
+    """A wrong token or a missing permission; the text says how to fix it, without the token."""
 
 
 class FormatRefused(NanoloopError):
@@ -219,7 +219,7 @@ class TooLong(NanoloopError):
 
 
 class MessageGone(NanoloopError):
-    """The message to edit does not exist, or can no longer be edited."""
+    """The message to edit does not exist or can no longer be edited."""
 
 
 def nobody(_: Heard) -> bool:
@@ -229,17 +229,17 @@ def nobody(_: Heard) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """The channel, as its platform sees it."""
+    """The parts of a channel that its platform may use."""
 
     channel: str = ""
     """The channel's name."""
     welcomes: Callable[[Heard], bool] = nobody
-    """Whether, under the current rules, the sender may talk to the bot or ask for access."""
+    """Returns whether the sender may talk to the bot or ask for access."""
     say: Say = in_english
-    """Looks up the text for people in this channel, by the name of the sentence."""
+    """Looks up a sentence by its name, in the channel's language."""
 
     def refuse(self, heard: Heard, reason: str) -> None:
-        """Log that this sender was refused something."""
+        """Log that this sender was refused."""
         announce(
             SenderRefused(channel=self.channel, chat=heard.chat, sender=heard.sender, reason=reason)
         )

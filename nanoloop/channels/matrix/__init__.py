@@ -33,8 +33,8 @@ class MatrixSettings(PlatformSettings):
 
 
 def make(own: MatrixSettings, folder: Path) -> MatrixPlatform:
-    """The platform; raises `SettingsError`."""
-    # Not before: whoever reads the settings needs no library.
+    """Create the platform; raises `SettingsError`."""
+    # Imported here, because reading the settings must not require the library.
     from nanoloop.channels.matrix.platform import MatrixPlatform  # noqa: PLC0415 - as above
 
     token = own.token.get_secret_value().strip() if own.token else ""
@@ -52,7 +52,7 @@ def make(own: MatrixSettings, folder: Path) -> MatrixPlatform:
 
 
 async def connect(_: MatrixSettings, told: Mapping[str, str]) -> Connected:
-    """Log in, or register first, and invite the operator."""
+    """Log in, registering first if requested, and invite the operator."""
     from nanoloop.channels.matrix.homeserver import connect as connected  # noqa: PLC0415 - as above
 
     return await connected(told)

@@ -1,4 +1,4 @@
-"""Calls to a Matrix homeserver, and its events."""
+"""Calls a Matrix homeserver and reads its events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nanoloop.plugins import Connected
 REQUEST_SECONDS = 30.0
 DOWNLOAD_SECONDS = 60.0
 LIMITED_SECONDS = 5.0
-"""How long to wait if the homeserver does not say."""
+"""How long to wait if the homeserver sets a rate limit but no delay."""
 NEXT_STEP = (
     "get a new access token as config/matrix.example.toml says, and set it as channels.matrix.token"
 )
@@ -34,10 +34,10 @@ _NO_ENTRY = frozenset(
 
 
 class Homeserver:
-    """Sends each request to the homeserver once; the caller decides what to retry."""
+    """Sends each request to the homeserver once; the caller decides whether to retry."""
 
     def __init__(self, url: str, token: str) -> None:
-        # What nio can't read it quotes in its log, and that may be what people say.
+        # nio logs events that it can't parse, which may contain users' messages.
         logging.getLogger("nio").setLevel(logging.CRITICAL)
         config = AsyncClientConfig(
             encryption_enabled=False,
@@ -50,7 +50,7 @@ class Homeserver:
 
     @property
     def me(self) -> str:
-        """The bot's id; empty before it has logged in."""
+        """The bot's own id; empty until it has logged in."""
         return str(self.client.user_id)
 
     async def sign_in(self, user: str | None) -> None:
@@ -61,24 +61,24 @@ class Homeserver:
             raise Refused(f"the Matrix token belongs to {self.me}, not to {user}: {NEXT_STEP}")
 
     async def ask(self, request: Awaitable[Any]) -> Any:
-        """The response; raises `SendLater`, `Refused`, `TooLong` or `Declined`."""
+        """Return the response; raises `SendLater`, `Refused`, `TooLong` or `Declined`."""
         try:
             answer = await request
-        except (ClientError, OSError) as error:  # a timeout is an OSError
+        except (ClientError, OSError) as error:  # TimeoutError is an OSError
             raise _unreachable(error) from error
         if isinstance(answer, ErrorResponse):
             raise _failure(answer, self.client.homeserver)
         return answer
 
     async def send(self, request: Awaitable[Any]) -> Any:
-        """Like `ask`, for what is owed to a chat: a refused token may be replaced."""
+        """Like `ask`, but postpone the message if the token is rejected: it may be replaced."""
         try:
             return await self.ask(request)
         except Refused as refused:
             raise SendLater("the token was refused") from refused
 
     async def download(self, address: str, limit_bytes: int) -> bytes:
-        """The file at an mxc address, or enough of it to see that it is too large."""
+        """Download the file at an mxc address, stopping once it is larger than the limit."""
         place = urlsplit(address)
         file = f"{quote(place.netloc, safe='')}/{quote(place.path.strip('/'), safe='')}"
         answer = await self.client.send(
@@ -97,16 +97,16 @@ class Homeserver:
         return bytes(data)
 
     async def close(self) -> None:
-        """Close its connections; the next call opens new ones."""
+        """Close the connections; the next call opens new ones."""
         await self.client.close()
 
 
 DEVICE = "nanoloop"
-"""What the account's list of sessions calls the bot."""
+"""The bot's name in the account's list of sessions."""
 
 
 async def connect(told: Mapping[str, str]) -> Connected:
-    """The account's access token, and an invitation for the operator; raises `Refused`."""
+    """Return an access token, and invite the operator to a room; raises `Refused`."""
     url = told["homeserver"].rstrip("/")
     home = Homeserver(url, told.get("token", ""))
     try:
@@ -157,7 +157,7 @@ _LOG_IN = (
 
 
 async def _answered(request: Awaitable[Any], refusal: str, home: Homeserver, user: str) -> None:
-    """Wait for it; raises `Refused` with this sentence, or `SendLater`."""
+    """Await a request; raises `Refused` with this text, or `SendLater`."""
     try:
         answer = await request
     except (ClientError, OSError) as error:
@@ -201,26 +201,26 @@ _FALLBACK = re.compile(r"> <.*\n(?:>.*\n)*\n?")
 
 
 def table(of: Any, *keys: str) -> Mapping[str, Any]:
-    """The value if it is an object, otherwise an empty one."""
+    """Return the nested value if it is an object, otherwise an empty one."""
     for key in keys:
         of = of.get(key) if isinstance(of, Mapping) else None
     return of if isinstance(of, Mapping) else {}
 
 
 def words(of: Any, *keys: str) -> str:
-    """The value if it is a text, otherwise an empty one."""
+    """Return the nested value if it is a string, otherwise an empty one."""
     *path, last = keys
     found = table(of, *path).get(last)
     return found if isinstance(found, str) else ""
 
 
 def content(event: Event) -> Mapping[str, Any]:
-    """The content of an event."""
+    """Return the content of an event."""
     return table(event, "content")
 
 
 def moment(event: Event) -> datetime:
-    """The time given by its homeserver, or now if that is not a possible time."""
+    """Return the time given by the homeserver, or the current time if it is invalid."""
     try:
         return datetime.fromtimestamp(event["origin_server_ts"] / 1000, timezone.utc)
     except (KeyError, TypeError, ValueError, OverflowError, OSError):
@@ -228,13 +228,13 @@ def moment(event: Event) -> datetime:
 
 
 def thread(said: Mapping[str, Any]) -> str:
-    """The message that starts its thread; empty outside threads."""
+    """Return the id of the message that starts the thread; empty outside threads."""
     relation = table(said, "m.relates_to")
     return words(relation, "event_id") if relation.get("rel_type") == "m.thread" else ""
 
 
 def answered(said: Mapping[str, Any]) -> str:
-    """The message that it replies to; the fallback for clients without threads does not count."""
+    """Return the id of the message replied to, ignoring fallbacks for clients without threads."""
     relation = table(said, "m.relates_to")
     if thread(said) and relation.get("is_falling_back"):
         return ""
@@ -242,18 +242,18 @@ def answered(said: Mapping[str, Any]) -> str:
 
 
 def edited(said: Mapping[str, Any]) -> str:
-    """The message that it edits; empty if it is not an edit."""
+    """Return the id of the edited message; empty if this is not an edit."""
     relation = table(said, "m.relates_to")
     return words(relation, "event_id") if relation.get("rel_type") == "m.replace" else ""
 
 
 def redacted(event: Event) -> str:
-    """The message that it deletes."""
+    """Return the id of the deleted message."""
     return words(event, "redacts") or words(content(event), "redacts")
 
 
 def text(said: Mapping[str, Any], name: str = "") -> str:
-    """The text of a message; `name` is its sender."""
+    """Return the text of a message; `name` is its sender's."""
     body = words(said, "body")
     if words(table(said, "m.relates_to"), "m.in_reply_to", "event_id"):
         body = _FALLBACK.sub("", body, count=1) if body.startswith("> <") else body
@@ -263,7 +263,7 @@ def text(said: Mapping[str, Any], name: str = "") -> str:
         case "m.location":
             return f"{body} {words(said, 'geo_uri')}".strip()
         case "m.image" | "m.file" | "m.audio" | "m.video":
-            # Without a name of its own, the name of the file is all that it says.
+            # Without a caption, the body only repeats the file's name.
             return "" if words(said, "filename") in ("", body) else body
         case _:
             return body

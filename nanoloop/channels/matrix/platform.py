@@ -1,4 +1,4 @@
-"""Matrix: rooms on any homeserver where the bot has an account, and the messages in them."""
+"""Matrix as a platform: one account on any homeserver, and the rooms it has joined."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ from nanoloop.errors import Declined
 from nanoloop.messages import Quote, Speaker
 
 LIMITS = Limits(
-    text=12_000,  # an event has 65536 bytes, and an edit says everything up to three times
+    text=12_000,  # an event has 65536 bytes, and an edit repeats its text up to three times
     size=utf8,
-    edit_seconds=2,  # homeservers allow few messages a second, and keep each edit for ever
+    edit_seconds=2,  # homeservers allow few messages a second, and keep each edit forever
     typing_seconds=6,
     file_bytes=20_000_000,
 )
@@ -86,7 +86,7 @@ class MatrixPlatform:
         limits: Limits = LIMITS,
         name: str = "matrix",
     ) -> None:
-        """With a `folder`, the data folder, it continues after a restart where it left off.
+        """With a `folder`, the data folder, the bot resumes where it left off after a restart.
 
         The token must belong to `user`.
         """
@@ -107,12 +107,12 @@ class MatrixPlatform:
         self.meet(Host(channel=name))
 
     def meet(self, host: Host) -> None:
-        """Learn who may invite the bot; until then, no one may."""
+        """Set the channel, which decides who may invite the bot; until then, nobody may."""
         self._invitations = Invitations(self._homeserver, bookmark=self._bookmark, host=host)
         self._unreadable = UnreadableEvents(self._homeserver, bookmark=self._bookmark, host=host)
 
     async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
-        """Pass on the messages since the last time, and then new ones as they arrive."""
+        """Pass on the messages since the last run, and then new ones as they arrive."""
         try:
             await self._homeserver.sign_in(self._user)
             self._bookmark.load()
@@ -132,7 +132,7 @@ class MatrixPlatform:
         return await self._send(room, place, said(text, kind=_kind(room)), reply_to, id)
 
     async def edit(self, place: Place, message: str, text: Text) -> None:
-        """Edit one of our messages."""
+        """Edit one of the bot's messages."""
         known = self._recent.known(message)
         if known is not None and not content(known):
             raise MessageGone(message)
@@ -142,13 +142,13 @@ class MatrixPlatform:
         await self._homeserver.send(client.room_send(place.chat, MESSAGE, edit))
 
     async def remove(self, place: Place, message: str) -> None:
-        """Delete one of our messages."""
+        """Delete one of the bot's messages."""
         client = self._homeserver.client
         with suppress(Declined):
             await self._homeserver.send(client.room_redact(place.chat, message, tx_id=uuid4()))
 
     async def typing(self, place: Place) -> None:
-        """Show that an answer is being written."""
+        """Show that the bot is typing."""
         milliseconds = int((self.limits.typing_seconds or 0) * 1000)
         client = self._homeserver.client
         await self._homeserver.send(client.room_typing(place.chat, timeout=milliseconds))
@@ -168,13 +168,13 @@ class MatrixPlatform:
         return await self._send(room, place, shown(file, address=address), reply_to, id)
 
     def rendered(self, markdown: str) -> str | None:
-        """The message as HTML, as far as clients can show it."""
+        """Convert Markdown to HTML; return None if the HTML adds nothing to the plain text."""
         return rendered(markdown)
 
     async def _send(
         self, room: Room, place: Place, content: Content, reply_to: str | None, name: str
     ) -> str:
-        # Where only two talk it is clear what is answered.
+        # In a private room it is clear which message is being answered.
         whole = placed(content, place, None if room.private else reply_to)
         send = self._homeserver.client.room_send(room.id, MESSAGE, whole, tx_id=name)
         return str((await self._homeserver.send(send)).event_id)
@@ -188,7 +188,7 @@ class MatrixPlatform:
             since = news.since
 
     async def _look(self, news: SyncNews) -> None:
-        """Handle all but people's messages: invitations, and rooms that moved or can't be read."""
+        """Handle events other than messages: invitations, moved rooms and encrypted rooms."""
         await self._invitations.consider(news.invitations)
         for room, events in news.rooms.items():
             for event in events:
@@ -199,12 +199,12 @@ class MatrixPlatform:
 
 
 def _kind(room: Room) -> str:
-    """The message type: in groups the one for bots; no bot answers it, but no phone rings."""
+    """Return the message type: m.notice in groups, which other bots ignore but which is silent."""
     return "m.text" if room.private else "m.notice"
 
 
 _BOTS = frozenset({"m.notice", "m.server_notice", "m.key.verification.request"})
-"""Events that no person wrote: from other bots, the homeserver, or between clients."""
+"""Message types that nobody wrote, sent by bots, the homeserver or clients."""
 _KINDS: Mapping[str, Literal["image", "audio", "video", "file"]] = {
     "m.image": "image",
     "m.audio": "audio",
@@ -212,11 +212,11 @@ _KINDS: Mapping[str, Literal["image", "audio", "video", "file"]] = {
     "m.file": "file",
 }
 _SIDE_BY_SIDE = 20
-"""How many rooms are examined at once: each may require a request to the homeserver."""
+"""How many rooms are processed at once; each may require a request to the homeserver."""
 
 
 class MatrixHearing:
-    """Turns events into what people said."""
+    """Converts events to messages for the kit."""
 
     def __init__(
         self, homeserver: Homeserver, *, rooms: Rooms, recent: Recent, file_bytes: int
@@ -227,7 +227,7 @@ class MatrixHearing:
         self._file_bytes = file_bytes
 
     async def heard(self, rooms: Mapping[str, Sequence[Event]]) -> Mapping[str, Sequence[Heard]]:
-        """What people said in these events, by room and in order."""
+        """Convert the events that people caused, by room and in order."""
         found: dict[str, list[Heard]] = {room: [] for room in rooms}
         limiter = anyio.CapacityLimiter(_SIDE_BY_SIDE)
 
@@ -245,7 +245,8 @@ class MatrixHearing:
         heard = []
         for event in events:
             heard.append(await self._understood(room, event))
-            # After that: of what takes a message back it is asked who said that message.
+            # Remembered only afterwards, because a deletion needs the author of the original
+            # message.
             self._recent.learn(event)
         return [one for one in heard if one is not None]
 
@@ -254,7 +255,7 @@ class MatrixHearing:
             return self._taken_back(room, event)
         said = content(event)
         if event.get("type") not in (MESSAGE, STICKER) or "body" not in said:
-            return None  # what was taken back since has no body any more
+            return None  # a deleted message has no body any more
         return await (self._edit if edited(said) else self._message)(room, event)
 
     async def _message(self, room: Room, event: Event) -> Heard:
@@ -285,7 +286,7 @@ class MatrixHearing:
         return Quote(text=text(content(original)), speaker=by)
 
     async def _edit(self, room: Room, event: Event) -> Heard | None:
-        """Accept an edit by its author only: the homeserver does not check that."""
+        """Accept an edit by its author only, because the homeserver does not check this."""
         earlier = edited(content(event))
         original = await self._recent.find(room.id, earlier)
         if original is None or original.get("sender") != event.get("sender"):
@@ -296,7 +297,7 @@ class MatrixHearing:
         return replace(heard, edits=earlier, files=())
 
     def _taken_back(self, room: Room, event: Event) -> Heard:
-        """Report a deletion, by the author or a moderator: the homeserver checks that."""
+        """Report a deletion; the homeserver has checked that the sender may delete the message."""
         original = self._recent.known(redacted(event)) or {}
         sender = words(original, "sender") or words(event, "sender")
         return Heard(
@@ -333,11 +334,11 @@ class MatrixHearing:
 
 
 _END = r"(?![\w-]|[.:]\w)"
-"""Matches if nothing follows that could be part of a longer name."""
+"""Matches if no character follows that could be part of a longer name."""
 
 
 def named(said: Mapping[str, Any], *, me: str, name: str) -> tuple[bool, str]:
-    """Whether the message mentions the bot, and the words in its body that do; empty if none do."""
+    """Return whether the message mentions the bot, and the words that do; empty if none do."""
     names = _names(me, name)
     start = _at_the_beginning(words(said, "body"), me, names)
     if start:
@@ -348,13 +349,13 @@ def named(said: Mapping[str, Any], *, me: str, name: str) -> tuple[bool, str]:
 
 
 def _names(me: str, name: str) -> Sequence[str]:
-    """The bot's names, the longest first."""
+    """Return the bot's names, longest first."""
     called = {found for found in (name, me[1:].partition(":")[0]) if found}
     return sorted((sign + found for found in called for sign in ("", "@")), key=len, reverse=True)
 
 
 def _at_the_beginning(body: str, me: str, names: Sequence[str]) -> str:
-    """As in `nano: hello`, `@nano hello`; a plain `nano hello` may be about the bot, not to it."""
+    """Find a name as in `nano: hello` or `@nano hello`; in `nano hello` it may be the subject."""
     plain = "|".join(map(re.escape, names))
     signed = "|".join(re.escape(name) for name in (me, *names) if name.startswith("@"))
     form = rf"\s*((?:{plain})(?=[:,](?:\s|$))|(?:{signed}){_END})"
@@ -368,7 +369,7 @@ def _is_mentioned(said: Mapping[str, Any], me: str) -> bool:
 
 
 def _is_linked(said: Mapping[str, Any], me: str) -> bool:
-    """Whether it contains the markup for a name picked from a list."""
+    """Return whether the message contains the markup for the bot's name picked from a list."""
     formatted = words(said, "formatted_body")
     return any(f'"https://matrix.to/#/{form}"' in formatted for form in (me, quote(me, safe="")))
 
@@ -378,7 +379,7 @@ def _stands_in(said: Mapping[str, Any], me: str) -> bool:
 
 
 def _first(body: str, names: Sequence[str]) -> str:
-    """The first of these names in the text, as it is written there."""
+    """Return the first of these names that occurs in the text, in its original case."""
     for name in names:
         if found := re.search(rf"(?<!\w){re.escape(name)}(?!\w)", body, re.IGNORECASE):
             return found[0]
@@ -396,7 +397,7 @@ class Recent:
         self._events: BoundedDict[str, Event] = BoundedDict(REMEMBERED)
 
     def learn(self, event: Event) -> None:
-        """Remember an event; an edited one has its new text."""
+        """Remember an event, or apply an edit or deletion to a remembered one."""
         if taken_back := redacted(event):
             self._change(taken_back, {})
         elif earlier := edited(content(event)):
@@ -407,11 +408,11 @@ class Recent:
             self._keep(event)
 
     def known(self, message: str) -> Event | None:
-        """The remembered event; its content is empty if it was deleted."""
+        """Return the remembered event; its content is empty if it was deleted."""
         return self._events.get(message)
 
     async def find(self, room: str, message: str) -> Event | None:
-        """The event, from the homeserver if necessary; None if the bot may not see it."""
+        """Return an event, asking the homeserver if necessary; None if the bot may not see it."""
         if message in self._events:
             return self._events[message]
         ask = self._homeserver.ask
@@ -427,7 +428,7 @@ class Recent:
         return event
 
     def _keep(self, event: Event) -> None:
-        # What is sent comes back, and may have been edited by then.
+        # Events that the bot sends are received again, and may have been edited by then.
         self._events.setdefault(str(event.get("event_id")), event)
 
     def _change(self, message: str, said: Event) -> None:
@@ -436,6 +437,6 @@ class Recent:
 
 
 def _anew(event: Event, edit: Event) -> Event:
-    """The event with its edited text; its place does not change."""
+    """Return the edited content of an event, which keeps its relation to other events."""
     relation = table(event, "content", "m.relates_to")
     return {**table(edit, "content", "m.new_content"), "m.relates_to": relation}

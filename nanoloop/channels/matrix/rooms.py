@@ -1,4 +1,4 @@
-"""Rooms: their members, invitations, and what can't be read there."""
+"""Rooms on Matrix: their members, invitations, and messages the bot can't read."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ TWO = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A room as it is now."""
+    """A room in its current state."""
 
     id: str
     known: Any
-    """What nio knows about it, and keeps up to date; None if the bot may not see it."""
+    """nio's object for the room, which stays up to date; None if the bot can't see the room."""
 
     @property
     def private(self) -> bool:
-        """Whether only one person and the bot have joined it."""
+        """Whether only one person and the bot have joined the room."""
         return self.known is not None and self._joined <= TWO
 
     def name(self, user: str) -> str:
-        """Someone's name in this room; two people with the same name are told apart."""
+        """Return someone's display name in this room, distinct from everyone else's."""
         found = None if self.known is None else self.known.user_name(user)
         return str(found or user)
 
@@ -45,15 +45,15 @@ class Room:
 
 
 class Rooms:
-    """Reads rooms; the members of each are requested once."""
+    """Looks up rooms, requesting the members of each only once."""
 
     def __init__(self, homeserver: Homeserver) -> None:
         self._homeserver = homeserver
 
     async def see(self, room: str) -> Room:
-        """The room; raises the homeserver's errors, unless the bot has left it."""
+        """Return a room, even one that the bot has left; raises the homeserver's errors."""
         client = self._homeserver.client
-        # What is owed since before a restart may go to a room that no news has named yet.
+        # A message left over from before a restart may go to a room that has not been synced yet.
         known = client.rooms.setdefault(room, MatrixRoom(room, self._homeserver.me))
         if not known.members_synced:
             try:
@@ -65,7 +65,7 @@ class Rooms:
 
 AGAIN_SECONDS = 10.0
 TRIES = 30
-"""How often to retry a room that can't be joined now."""
+"""How many times to try to join a room."""
 
 
 class Invitations:
@@ -79,7 +79,7 @@ class Invitations:
         self._news = anyio.Event()
 
     async def consider(self, invitations: Mapping[str, Sequence[Event]]) -> None:
-        """Accept or refuse each; accepted rooms are joined soon, even after a restart."""
+        """Accept or refuse each invitation; accepted rooms are joined even after a restart."""
         for room, events in invitations.items():
             invitation = next(filter(self._is_for_me, events), {})
             private = content(invitation).get("is_direct") is True
@@ -87,12 +87,12 @@ class Invitations:
                 await self._refuse(room)
 
     def follow(self, room: str, event: Event) -> None:
-        """Follow a room that has moved, if the person who says so may invite the bot."""
+        """Follow a room that has moved, if the person who moved it may invite the bot."""
         if new := words(event, "content", "replacement_room"):
             self._accept(new, words(event, "sender"), chat=room, private=False)
 
     async def join(self) -> None:
-        """Join accepted rooms, until cancelled."""
+        """Join accepted rooms until cancelled."""
         while True:
             self._news = anyio.Event()
             rests = [await self._join(room) for room in [*self._bookmark.to_join]]
@@ -113,10 +113,10 @@ class Invitations:
         try:
             await self._homeserver.ask(self._homeserver.client.room_leave(room))
         except Declined:
-            return  # it is gone already
+            return  # the room is gone already
 
     async def _join(self, room: str) -> float:
-        """Try to join; returns how long to wait before the next attempt, or 0 if none is needed."""
+        """Try to join a room; return how long to wait before the next attempt, or 0 for none."""
         self._tries[room] += 1
         try:
             await self._homeserver.ask(self._homeserver.client.join(room))
@@ -140,7 +140,7 @@ class Invitations:
 
 
 class UnreadableEvents:
-    """Tells the people in an unreadable room, and the operator."""
+    """Tells the people in an encrypted room, and the operator, that the bot can't read it."""
 
     def __init__(self, homeserver: Homeserver, *, bookmark: Bookmark, host: Host) -> None:
         self._homeserver = homeserver
@@ -148,14 +148,14 @@ class UnreadableEvents:
         self._host = host
 
     async def tell(self, room: Room, event: Event) -> None:
-        """Tell them the first time that someone who may talk to the bot writes there."""
+        """Send the notice once per room, when someone with access first writes there."""
         heard = Heard(chat=room.id, id="", sender=words(event, "sender"), private=room.private)
         if room.id in self._bookmark.told or not self._host.welcomes(heard):
             return
         self._host.refuse(heard, "the room is encrypted")
         notice = said(Text(plain=self._host.say("encrypted_room")), kind="m.notice")
         try:
-            # The same name each time: a try that was not noted is not seen twice.
+            # The transaction id is always the same, so that a repeated notice appears once.
             send = self._homeserver.client.room_send(room.id, MESSAGE, notice, tx_id="unreadable")
             await self._homeserver.ask(send)
         except Declined:
@@ -169,7 +169,7 @@ _IMAGE = re.compile(r'<img src="([^"]*)" alt="([^"]*)"[^>]*>')
 
 
 def said(text: Text, *, kind: str) -> Content:
-    """A message; it mentions nobody, whatever names it contains."""
+    """Build a message; it mentions nobody, whatever names it contains."""
     content: Content = {"msgtype": kind, "body": text.plain, "m.mentions": {}}
     if text.formatted is not None:
         content |= {"format": "org.matrix.custom.html", "formatted_body": text.formatted}
@@ -177,14 +177,14 @@ def said(text: Text, *, kind: str) -> Content:
 
 
 def meant(message: str, text: Text, *, kind: str) -> Content:
-    """An edit of a message; clients without edits show it as a message with a star."""
+    """Build an edit; clients without support for edits show a new message with a star."""
     star = said(Text(plain=f"* {text.plain}"), kind=kind)
     relation = {"rel_type": "m.replace", "event_id": message}
     return {**star, "m.new_content": said(text, kind=kind), "m.relates_to": relation}
 
 
 def shown(file: Upload, *, address: str) -> Content:
-    """A file that is already uploaded, at this address."""
+    """Build a message for a file that is already uploaded to this address."""
     group = file.mime_type.partition("/")[0]
     kind = group if group in ("image", "audio", "video") else "file"
     info = {"mimetype": file.mime_type, "size": len(file.data)}
@@ -193,7 +193,7 @@ def shown(file: Upload, *, address: str) -> Content:
 
 
 def placed(content: Content, place: Place, reply_to: str | None) -> Content:
-    """The same content in its thread, as a reply to this message if there is one."""
+    """Put a message in its thread, and make it a reply if `reply_to` is given."""
     answers: Content = {"m.in_reply_to": {"event_id": reply_to}} if reply_to else {}
     if place.thread:
         answers = {
@@ -206,9 +206,9 @@ def placed(content: Content, place: Place, reply_to: str | None) -> Content:
 
 
 def rendered(markdown: str) -> str | None:
-    """The text as HTML; None if that adds nothing to the plain text."""
+    """Convert Markdown to HTML; return None if the HTML adds nothing to the plain text."""
     found = html(markdown)
     if found == f"<p>{escape(markdown)}</p>":
         return None
-    # Clients show only pictures that are on a homeserver.
+    # Clients show only pictures that are stored on a homeserver.
     return _IMAGE.sub(r'<a href="\1">\2</a>', found)

@@ -1,4 +1,4 @@
-"""News from the homeserver, in order, and a bookmark of how far it was read."""
+"""Fetches news from the homeserver, in order, and remembers how far it has read."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _TOLD = {"types": [MESSAGE, STICKER, REDACTION, ENCRYPTED, TOMBSTONE, MEMBER], "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncNews:
-    """The news since the last time."""
+    """News from the homeserver since the last request."""
 
     since: str
-    """The mark that follows the news."""
+    """The homeserver's position after this news."""
     rooms: Mapping[str, Sequence[Event]]
-    """What was said, by room, oldest first."""
+    """New events by room, oldest first."""
     invitations: Mapping[str, Sequence[Event]]
-    """Rooms that the bot is invited to, with what is known about them."""
+    """Rooms that the bot is invited to, with the state events known about them."""
 
 
 class Timeline:
@@ -56,13 +56,13 @@ class Timeline:
         self._homeserver = homeserver
 
     async def read(self, since: str | None) -> SyncNews:
-        """Wait a while for news; without a mark, return only the current state and no messages."""
+        """Wait a while for news; if `since` is None, return only the current position."""
         try:
             answer = await self._sync(since)
         except Declined:
             if since is None:
                 raise
-            return await self.read(None)  # a mark that isn't known any more never will be
+            return await self.read(None)  # the homeserver has forgotten this position for good
         rooms = answer.rooms.join if since else {}
         return SyncNews(
             since=answer.next_batch,
@@ -87,7 +87,7 @@ class Timeline:
         for _ in range(PAGES):
             if start is None or (arrival is not None and _step(events[arrival], me) != "accept"):
                 break
-            # What was said since an invitation is news, also where that is older than the mark.
+            # Messages since an invitation are new, even if they are older than the position.
             page = await self._page(room, start, since if arrival is None else None)
             events, start = [*reversed(_sources(page.chunk)), *events], page.end
             arrival = _arrival(events, me)
@@ -101,7 +101,7 @@ class Timeline:
 
 
 def _filter(since: str | None) -> Mapping[str, Any]:
-    """What the homeserver should send: no presence, receipts or reactions; at first only a mark."""
+    """Select what the homeserver sends: only messages and memberships, at first not even these."""
     timeline = _TOLD if since else {**_NOTHING, "limit": 1}
     state = {"types": [MEMBER]} if since else _NOTHING
     room = {"timeline": timeline, "state": state, "ephemeral": _NOTHING, "account_data": _NOTHING}
@@ -113,7 +113,7 @@ def _sources(events: Sequence[Any]) -> list[Event]:
 
 
 def _arrival(events: Sequence[Event], me: str) -> int | None:
-    """Where in these events the bot joined the room; None if it was there all along."""
+    """Return the index of the event at which the bot joined the room, or None if there is none."""
     found = None
     for place, event in enumerate(events):
         step = _step(event, me)
@@ -124,7 +124,7 @@ def _arrival(events: Sequence[Event], me: str) -> int | None:
 
 
 def _step(event: Event, me: str) -> str:
-    """How this event changes the bot's membership in the room; empty if it does not."""
+    """Return how this event changes the bot's membership in the room, or an empty string."""
     if not (event.get("type") == MEMBER and event.get("state_key") == me):
         return ""
     before = words(event, "unsigned", "prev_content", "membership")
@@ -146,9 +146,9 @@ LIMIT = 100
 @dataclass(slots=True)
 class _Batch:
     since: str
-    """The mark that follows the batch."""
+    """The homeserver's position after the batch."""
     rooms: int
-    """How many of its rooms are unfinished."""
+    """How many of the batch's rooms are unfinished."""
 
 
 class _Said(NamedTuple):
@@ -157,14 +157,14 @@ class _Said(NamedTuple):
 
 
 class Batches:
-    """Passes events on: in order within each room, and no room waits for another."""
+    """Passes events on in order within each room; no room waits for another."""
 
     def __init__(self, hear: Hear, *, bookmark: Bookmark) -> None:
         self._hear = hear
         self._bookmark = bookmark
         self._open: deque[_Batch] = deque()
         self._settled = anyio.Event()
-        # No lane is ever full: a room has at most one item of each batch.
+        # No lane is ever full, because a room has at most one item per batch.
         self._rooms: Lanes[str, _Said] = Lanes(self._hand_over, limit=LIMIT, name="matrix room")
 
     async def __aenter__(self) -> Self:
@@ -175,7 +175,7 @@ class Batches:
         return await self._rooms.__aexit__(*exc)
 
     async def put(self, since: str, rooms: Mapping[str, Sequence[Heard]]) -> None:
-        """Pass on what was said up to that mark, as soon as there is room for it."""
+        """Pass on the messages up to this position, waiting if too many batches are in progress."""
         while len(self._open) >= LIMIT:
             self._settled = anyio.Event()
             await self._settled.wait()
@@ -191,48 +191,48 @@ class Batches:
         self._settle()
 
     def _settle(self) -> None:
-        """Move the bookmark past everything that is done: after a stop the rest is read again."""
+        """Move the bookmark past finished batches; the rest is read again after a restart."""
         while self._open and not self._open[0].rooms:
             self._bookmark.move(self._open.popleft().since)
             self._settled.set()
 
 
 class Bookmark:
-    """How far the homeserver's news have been read."""
+    """Remembers how far the homeserver's news has been read."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """Without a file, it lasts only as long as the process."""
+        """Without a file, the bookmark lasts only as long as the process."""
         self._file = file
         self._user = ""
         self.since: str | None = None
-        """The homeserver's own mark; None if nothing has been read yet."""
+        """The homeserver's own position; None if nothing has been read yet."""
         self.to_join: list[str] = []
-        """Rooms whose invitation was accepted but that have not been joined yet."""
+        """Rooms to join, because their invitations were accepted."""
         self.told: list[str] = []
-        """Rooms that have been told that the bot can't read them."""
+        """Encrypted rooms whose members were told that the bot can't read them."""
         self.load()
 
     def load(self) -> None:
-        """Reload the file: another process may have read further."""
+        """Reload the file, because another process may have read further."""
         if self._file is not None:
-            # One that can't be read is begun anew.
+            # If the file can't be read, start over.
             with suppress(OSError, ValueError, KeyError, TypeError):
                 self._learn(json.loads(load_file(self._file)))
 
     def belongs_to(self, user: str) -> None:
-        """Start over if it belongs to another account."""
+        """Start over if the bookmark belongs to another account."""
         if self._user not in ("", user):
             self.since, self.to_join, self.told = None, [], []
         self._user = user
 
     def move(self, since: str) -> None:
-        """Note that everything before this mark was passed on."""
+        """Record that everything before this position was passed on."""
         if since != self.since:
             self.since = since
             self.save()
 
     def save(self) -> None:
-        """Make it durable."""
+        """Write the bookmark to its file, if it has one."""
         if self._file is None:
             return
         known = {

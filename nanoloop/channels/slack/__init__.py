@@ -17,19 +17,20 @@ if TYPE_CHECKING:
 
 
 class SlackSettings(PlatformSettings):
-    """Slack, over Socket Mode: no public address is needed."""
+    """Slack, over Socket Mode, which needs no public address."""
 
     needs = ("token", "app_token")
 
     token: SecretStr | None = Field(default=None, examples=["..."])
-    """The bot token, xoxb-…; NANOLOOP_CHANNELS__SLACK__TOKEN is a safer place for it."""
+    """The bot token, xoxb-…; the variable NANOLOOP_CHANNELS__SLACK__TOKEN is a safer place for it.
+    """
     app_token: SecretStr | None = Field(default=None, examples=["..."])
-    """The app-level token, xapp-…, with connections:write."""
+    """The app-level token, xapp-…, with the scope connections:write."""
 
 
 def make(own: SlackSettings, folder: Path) -> SlackPlatform:
-    """Make the platform; raises `SettingsError`."""
-    # Not before: whoever reads the settings needs no library.
+    """Create the platform; raises `SettingsError`."""
+    # Imported here, because reading the settings must not require the library.
     from nanoloop.channels.slack.platform import SlackPlatform  # noqa: PLC0415 - as above
     from nanoloop.channels.slack.web import ADVICE, APP_TOKEN, BOT_TOKEN  # noqa: PLC0415
 
@@ -45,7 +46,7 @@ def make(own: SlackSettings, folder: Path) -> SlackPlatform:
 
 
 async def connect(_: SlackSettings, told: Mapping[str, str]) -> Connected:
-    """Check which account the tokens belong to, and what they permit."""
+    """Return the account that the tokens belong to, after checking their permissions."""
     from nanoloop.channels.slack.platform import connect as connected  # noqa: PLC0415 - as above
 
     return await connected(told["token"], told["app-token"])

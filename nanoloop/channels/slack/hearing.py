@@ -1,4 +1,4 @@
-"""Incoming messages on Slack: text, files, names."""
+"""Reads incoming messages from Slack: text, files and names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nanoloop.errors import Declined, NanoloopError, SendLater
 from nanoloop.messages import Quote, Speaker
 
 _SPOKEN = {None, "bot_message", "file_share", "me_message", "thread_broadcast"}
-"""Types of messages that a person wrote."""
+"""Subtypes of messages that people write."""
 Event = Mapping[str, Any]
 
 
@@ -34,7 +34,7 @@ class SlackHearing:
         self._files = files
 
     async def heard(self, event: Event) -> Heard | None:
-        """What the kit should know about the event, if anything."""
+        """Convert an event for the kit; return None if it is not about a message."""
         if event.get("type") not in ("message", "app_mention") or not event.get("channel"):
             return None
         match event.get("subtype"):
@@ -49,9 +49,9 @@ class SlackHearing:
 
     async def _changed(self, event: Event) -> Heard | None:
         now, before = event.get("message") or {}, event.get("previous_message") or {}
-        if now.get("subtype") == "tombstone":  # its thread goes on
+        if now.get("subtype") == "tombstone":  # a deleted message whose thread continues
             return self._taken_back(event, {**before, "ts": now.get("ts")})
-        # Slack tells of links that got their picture, and of answers in a thread, as well.
+        # Slack also reports link previews and replies in a thread as changes.
         if now.get("subtype") not in _SPOKEN or now.get("text") == before.get("text"):
             return None
         heard = await self._said(event, now)
@@ -75,7 +75,7 @@ class SlackHearing:
             return self._heard(event, message, text=raw, name="")
         names = await self._people.names(named(raw) - {self._me})
         name = await self._people.name(str(message.get("user")))
-        # A space before a command keeps Slack from taking it for one of its own.
+        # People type a space before a command so that Slack does not take it for its own.
         return self._heard(event, message, text=read(raw, names).strip(), name=name)
 
     def _heard(self, event: Event, message: Event, *, text: str, name: str) -> Heard:
@@ -100,7 +100,7 @@ class SlackHearing:
         )
 
     def _shared(self, message: Event) -> Iterator[Quote]:
-        """The forwarded messages; a name without an id says nothing about the person."""
+        """Yield the forwarded messages; an author without an id can't be identified."""
         for attachment in message.get("attachments") or ():
             if attachment.get("is_share") and attachment.get("text"):
                 who = str(attachment.get("author_id") or "")
@@ -130,24 +130,24 @@ KNOWN = 5000
 
 
 class People:
-    """Names by id; an unknown person is called by the id."""
+    """Looks up people's names by id; an unknown person is called by the id."""
 
     def __init__(self, web: Web) -> None:
         self._web = web
         self._names: BoundedDict[str, str] = BoundedDict(KNOWN)
 
     async def name(self, person: str) -> str:
-        """The name of this person."""
+        """Return this person's display name."""
         if person not in self._names:
             try:
                 answer = await self._web.call("users.info", user=person)
             except NanoloopError:
-                return person  # asked again the next time
+                return person  # retried the next time
             self._names[person] = _name(answer.get("user") or {}) or person
         return self._names[person]
 
     async def names(self, people: Iterable[str]) -> Mapping[str, str]:
-        """The name of each of them."""
+        """Return a mapping of these ids to names."""
         return {person: await self.name(person) for person in people}
 
 
@@ -177,7 +177,7 @@ class SlackFiles:
         self._host = URL(address).host or ""
 
     def file(self, said: Mapping[str, Any]) -> File:
-        """What an event says about a file."""
+        """Describe the file in an event."""
         address = str(said.get("url_private_download") or said.get("url_private") or "")
         kind = _KINDS.get(str(said.get("mimetype") or "").partition("/")[0], "file")
         size = said.get("size")
@@ -190,7 +190,7 @@ class SlackFiles:
         )
 
     async def post(self, place: Place, file: Upload) -> str:
-        """Post a file to a chat; returns its id."""
+        """Post a file to a chat and return its id."""
         begun = await self._web.call(
             "files.getUploadURLExternal", filename=file.name, length=len(file.data)
         )
@@ -213,7 +213,7 @@ class SlackFiles:
 
     async def _fetch(self, address: str) -> bytes:
         host = URL(address).host or ""
-        # The token is shown to nobody else, whatever a message says of its file.
+        # Never send the token to another host, whatever address a message gives.
         if host != self._host and not host.endswith(_OWN):
             raise Declined("the file is hosted elsewhere")
         headers = {"Authorization": f"Bearer {self._token}"}
@@ -224,7 +224,7 @@ class SlackFiles:
 
 
 def _is_login(answer: aiohttp.ClientResponse, address: str) -> bool:
-    """Whether Slack returns a login page instead: the scope files:read is missing."""
+    """Return whether Slack sent a login page, which means that the scope files:read is missing."""
     return answer.content_type == "text/html" and answer.url.path != URL(address).path
 
 
@@ -233,7 +233,7 @@ async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
     async for piece in answer.content.iter_chunked(1 << 16):
         data += piece
         if len(data) > LIMIT_BYTES:
-            break  # the kit sees that it is too large
+            break  # the kit rejects it as too large
     return data
 
 
@@ -241,28 +241,28 @@ _MARK = re.compile(r"<([^<>]+)>")
 _PERSON = re.compile(r"<@([UW][A-Z0-9]+)(?:\|[^<>]*)?>")
 _OPENABLE = ("http://", "https://", "mailto:")
 _NARROW = "\u200b"
-"""A zero-width space: keeps two marks apart."""
+"""A zero-width space, which keeps two marks apart."""
 _TICK = "\u02cb"
-"""Looks like a backtick, which is not allowed within code."""
+"""A character that looks like a backtick, which is not allowed within code."""
 
 
 def named(text: str) -> frozenset[str]:
-    """The ids of the people whom a text mentions."""
+    """Return the ids of the people mentioned in a text."""
     return frozenset(_PERSON.findall(text))
 
 
 def read(text: str, names: Mapping[str, str]) -> str:
-    """The text as people see it; an id that is not in `names` stays as `<@ID>`."""
+    """Return the text as people see it; an id that is not in `names` stays as `<@ID>`."""
     return _plain(_MARK.sub(lambda match: _seen(match[1], names), text))
 
 
 def written(markdown: str) -> str:
-    """The text in Slack's form; it can't mention anyone or hide a link."""
+    """Convert Markdown to Slack's format; the result can't mention anyone or hide a link."""
     return render(markdown, _FORM)
 
 
 def escaped(text: str) -> str:
-    """The text, escaped so that Slack sees no markup that could mention someone."""
+    """Escape a text so that Slack finds no markup in it that could mention someone."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -285,7 +285,7 @@ def _plain(text: str) -> str:
 
 
 def _around(mark: str, text: str) -> str:
-    """The text between two marks, which must touch a word; unchanged if it contains the mark."""
+    """Put marks directly around the words of a text, unless the text contains the mark itself."""
     bare = text.strip()
     if not bare or mark in bare:
         return text

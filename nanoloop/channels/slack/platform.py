@@ -1,4 +1,4 @@
-"""Slack as a platform: events over a socket, and what was missed."""
+"""Slack as a platform: receives events over a socket and fetches missed messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nanoloop.lanes import Lanes
 from nanoloop.plugins import Connected
 
 LIMITS = Limits(text=4000, edit_seconds=1.2, file_bytes=LIMIT_BYTES)
-"""The longest edit allowed; fifty edits per minute are certain to be accepted."""
+"""Slack's longest message for an edit, and a rate of edits that it always accepts."""
 _SECONDS = 30.0
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class SlackPlatform:
     def __init__(
         self, token: str, app_token: str, *, folder: Path | None = None, address: str = ADDRESS
     ) -> None:
-        """With a `folder`, the data folder, it also reads what it missed during a restart."""
+        """With a `folder`, the data folder, the bot also reads messages missed during a restart."""
         self.limits = LIMITS
         self._token = token
         self._app_token = app_token
@@ -71,7 +71,7 @@ class SlackPlatform:
         except Declined as refusal:
             raise SendLater(f"Slack says {refusal}") from None
         except SendLater:
-            # An answer may be on its way over another connection: it is not cut off.
+            # Don't cut off an answer that is being posted over another connection.
             is_lost = True
             raise
         finally:
@@ -79,7 +79,7 @@ class SlackPlatform:
                 await self._close()
 
     async def post(self, place: Place, text: Text, *, reply_to: str | None, id: str) -> str:  # noqa: A002, ARG002 - the seam's name; Slack knows answers in threads only
-        """Post a message, unless it is already there."""
+        """Post a message, unless it has been posted already."""
         _, web = self._connected()
         if (known := await self._told(place, self._posted.find(web, place, id))) is not None:
             return known
@@ -99,14 +99,14 @@ class SlackPlatform:
         return str(answer["ts"])
 
     async def edit(self, place: Place, message: str, text: Text) -> None:
-        """Edit one of our messages."""
+        """Edit one of the bot's messages."""
         _, web = self._connected()
         await self._told(
             None, web.call("chat.update", channel=place.chat, ts=message, text=_text(text))
         )
 
     async def remove(self, place: Place, message: str) -> None:
-        """Delete one of our messages; one that can't be deleted any more stays."""
+        """Delete one of the bot's messages; a message that can no longer be deleted stays."""
         _, web = self._connected()
         try:
             await self._told(None, web.call("chat.delete", channel=place.chat, ts=message))
@@ -114,19 +114,19 @@ class SlackPlatform:
             return
 
     async def typing(self, place: Place) -> None:
-        """Nothing: Slack has no typing indicator for bots."""
+        """Do nothing: Slack has no typing indicator for bots."""
 
     async def upload(self, place: Place, file: Upload, *, reply_to: str | None, id: str) -> str:  # noqa: A002, ARG002 - as above
-        """Post a file; the id is the file's."""
+        """Post a file and return the file's id."""
         files = self._files(*self._connected())
         return await self._told(None, files.post(place, file))
 
     def rendered(self, markdown: str) -> str:
-        """The Markdown in Slack's form."""
+        """Convert Markdown to Slack's format."""
         return written(markdown)
 
     async def _told(self, place: Place | None, call: Awaitable[T]) -> T:
-        """The result; after a failure that may have been a success, the place is in doubt."""
+        """Await a call; if it fails and may still have succeeded, mark the place as doubtful."""
         try:
             return await call
         except Refused:
@@ -174,16 +174,16 @@ def _text(text: Text) -> str:
 
 
 KIND = "nanoloop_message"
-"""The type of metadata on our messages."""
+"""The type of metadata on the bot's messages."""
 START_SECONDS = 600.0
-"""For this long after the start a chat may contain messages posted before it."""
+"""For this long after the start, a chat may contain messages posted by an earlier run."""
 REMEMBERED = 10_000
 _LOOK_BACK = 100
 _THREAD_SECONDS = 86_400.0
 
 
 class PostedMessages:
-    """Finds messages that may have been posted although no response reached us."""
+    """Finds messages that may have been posted even though no response arrived."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -193,23 +193,23 @@ class PostedMessages:
         self._found: BoundedDict[str, str] = BoundedDict(REMEMBERED)
 
     def begin(self) -> None:
-        """Note that messages can be posted from now on."""
+        """Record that messages can be posted from now on."""
         if self._began is None:
             self._began = self._clock()
 
     def doubt(self, place: Place) -> None:
-        """Note that there may be a message that we don't know about."""
+        """Record that this place may contain a message whose id is unknown."""
         self._doubtful.add(place)
 
     async def find(self, web: Web, place: Place, name: str) -> str | None:
-        """The message posted under this name, if that is in doubt."""
+        """Return the id of the message posted under this name, if it may have been posted."""
         if self._is_in_doubt(place):
-            # Before the look: what fails meanwhile is in doubt again.
+            # Discarded first, so that a failure during the search marks the place again.
             self._doubtful.discard(place)
             try:
                 await self._look(web, place)
             except (Declined, Refused):
-                pass  # a chat whose history is closed to us
+                pass  # the bot can't read this chat's history
             except BaseException:
                 self._doubtful.add(place)
                 raise
@@ -226,7 +226,7 @@ class PostedMessages:
             method,
             channel=place.chat,
             ts=place.thread or None,
-            # A thread is told from its begin on, all else from its end.
+            # Threads are listed oldest first, channels newest first.
             oldest=f"{time.time() - _THREAD_SECONDS:.6f}" if place.thread else None,
             limit=_LOOK_BACK,
             include_all_metadata=True,
@@ -238,7 +238,7 @@ class PostedMessages:
 
 
 def metadata(name: str) -> dict[str, Any]:
-    """The marker by which a message is found."""
+    """Return the metadata by which a message can be found."""
     return {"event_type": KIND, "event_payload": {"name": name}}
 
 
@@ -251,11 +251,11 @@ def _name(message: dict[str, Any]) -> str | None:
 
 
 NEEDED = ("chat:write", "im:history", "users:read")
-"""Scopes without which a bot is useless; other missing ones are reported when needed."""
+"""Scopes that every bot needs; other missing scopes are reported when they are needed."""
 
 
 async def admitted(web: Web) -> str:
-    """The bot's own id; raises `Refused` with what to do."""
+    """Return the bot's own id; raises `Refused` with advice if the token is not accepted."""
     answer, headers = await web.answer("auth.test")
     granted = headers.get("x-oauth-scopes")
     if granted is not None:
@@ -266,7 +266,7 @@ async def admitted(web: Web) -> str:
 
 
 async def connect(token: str, app_token: str, *, address: str = ADDRESS) -> Connected:
-    """The owner of the tokens; raises `Refused` or `SendLater`."""
+    """Return the account that the tokens belong to; raises `Refused` or `SendLater`."""
     async with aiohttp.ClientSession() as session:
         bot = Web(session, token=token, setting=BOT_TOKEN, address=address)
         app = Web(session, token=app_token, setting=APP_TOKEN, address=address)
@@ -282,7 +282,7 @@ PING_SECONDS = 20.0
 
 
 class SlackListener:
-    """Receives everything from one start of the connection to its end."""
+    """Receives all events over one connection, and reconnects when Slack asks for it."""
 
     def __init__(
         self,
@@ -305,7 +305,7 @@ class SlackListener:
     async def run(self, connected: Callable[[], None]) -> None:
         """Pass on messages until the connection is lost; raises `SendLater` or `Refused`."""
         async with self._envelopes.lanes, anyio.create_task_group() as group:
-            # Caught within the group, which would wrap it.
+            # Caught inside the task group, which would wrap the error.
             failure = await self._failure(connected, group)
             group.cancel_scope.cancel()
         raise failure
@@ -323,7 +323,7 @@ class SlackListener:
             return SendLater(f"the network failed ({type(error).__name__})")
 
     async def _receive(self, greeted: Callable[[], Awaitable[None]]) -> None:
-        """Receive until Slack wants a new connection, on which it delivers what is still open."""
+        """Receive until Slack asks for a new connection, which delivers anything unacknowledged."""
         answer = await self._app.call("apps.connections.open")
         async with self._session.ws_connect(str(answer["url"]), heartbeat=PING_SECONDS) as socket:
             await self._envelopes.receive(socket, greeted)
@@ -343,11 +343,11 @@ class SlackListener:
 
 
 async def _nothing() -> None:
-    """Do nothing: a new connection within the same session has nothing to catch up on."""
+    """Do nothing: within the same session, a new connection has nothing to catch up on."""
 
 
 WAITING = 200
-"""How many events of one chat may wait; then the socket waits."""
+"""How many events of one chat may wait before the socket has to wait."""
 _SWITCHED_OFF = (
     "Socket Mode is turned off for this Slack app: turn it on under Socket Mode at "
     "api.slack.com/apps"
@@ -365,24 +365,24 @@ class _Envelope:
 
 
 class Envelopes:
-    """Passes envelopes on, in order within each chat."""
+    """Passes on events, in order within each chat."""
 
     def __init__(self, take: Take) -> None:
-        """`take` returns once an event is durable, and does not raise."""
+        """`take` returns once an event has been stored, and never raises."""
         self._take = take
         self.lanes: Lanes[str, _Envelope | Callable[[], Awaitable[None]]] = Lanes(
             self._handle, limit=WAITING, name="slack"
         )
-        """A queue per chat; other jobs that need a chat's order can be added."""
+        """One queue per chat; other jobs that must run in order with the events can be added."""
 
     async def receive(
         self,
         socket: aiohttp.ClientWebSocketResponse,
         greeted: Callable[[], Awaitable[None]],
     ) -> None:
-        """Receive until Slack wants another connection.
+        """Receive until Slack asks for another connection.
 
-        Raises `SendLater` if the connection is lost, and `Refused`.
+        Raises `SendLater` if the connection is lost, and `Refused` if the bot may not connect.
         """
         is_greeted = False
         async for frame in socket:
@@ -413,7 +413,7 @@ class Envelopes:
 
 
 def _leave(reason: str, *, is_greeted: bool) -> None:
-    """Whether to reconnect at once; raises if not."""
+    """Return if the bot may reconnect at once; otherwise raise `Refused` or `SendLater`."""
     if reason == "link_disabled":
         raise Refused(_SWITCHED_OFF)
     if not is_greeted or reason == "too_many_websockets":
@@ -424,7 +424,7 @@ async def _acknowledge(envelope: _Envelope) -> None:
     try:
         await envelope.socket.send_json({"envelope_id": envelope.id})
     except (aiohttp.ClientError, OSError, RuntimeError):
-        return  # it comes again, and is known then
+        return  # Slack delivers it again, and it is then recognised
 
 
 _PAGE = 200
@@ -432,7 +432,7 @@ _PAGES = 10
 
 
 async def since(web: Web, place: Place, message: str) -> list[Mapping[str, Any]]:
-    """The messages as events, oldest first; raises as `Web.call` does."""
+    """Fetch messages after this one as events, oldest first; raises the errors of `Web.call`."""
     found: dict[str, Mapping[str, Any]] = {}
     cursor: str | None = None
     for _ in range(_PAGES):
@@ -449,5 +449,5 @@ async def since(web: Web, place: Place, message: str) -> list[Mapping[str, Any]]
         cursor = (answer.get("response_metadata") or {}).get("next_cursor") or None
         if cursor is None:
             break
-    # A thread's first message comes with each page of its answers.
+    # Each page of a thread also contains its first message.
     return [found[ts] for ts in sorted(found) if ts > message]

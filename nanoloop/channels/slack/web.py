@@ -1,4 +1,4 @@
-"""Slack's Web API: calls, and what their errors mean for the kit and for the operator."""
+"""Calls Slack's Web API, and translates its errors for the kit and the operator."""
 
 from __future__ import annotations
 
@@ -54,22 +54,22 @@ class Web:
             token,
             address,
             session=session,
-            retry_handlers=[],  # a post that is sent again unseen may be there twice
+            retry_handlers=[],  # a retried post might appear twice
             logger=_quiet(),
         )
 
     async def call(self, method: str, **arguments: Any) -> Mapping[str, Any]:
-        """Slack's response; raises errors that the kit understands, `Declined` for the rest."""
+        """Return Slack's response; raises the kit's errors, or `Declined` for any other error."""
         return (await self.answer(method, **arguments))[0]
 
     async def answer(
         self, method: str, **arguments: Any
     ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-        """Like `call`, but also returns the response's headers."""
+        """Return Slack's response and its headers; raises the same errors as `call`."""
         try:
             response = await self._client.api_call(method, data=_form(arguments))
         except SlackApiError as error:
-            # Without its cause, as that holds all that was sent.
+            # Without its cause, which contains the whole request.
             raise self._meaning(error.response) from None
         except (aiohttp.ClientError, OSError) as error:
             raise SendLater(f"the network failed ({type(error).__name__})") from None
@@ -94,7 +94,7 @@ class Web:
 
 
 def missing(setting: str, scopes: str) -> str:
-    """What to do about a permission that the token lacks."""
+    """Tell the operator how to add a scope that the token lacks."""
     where = "App-Level Tokens" if setting.endswith("app_token") else "OAuth & Permissions"
     return (
         f"{setting} lacks the scope {scopes}: add it under {where} at api.slack.com/apps, "
@@ -114,7 +114,7 @@ ADVICE = {
 
 
 def _form(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """The arguments as a form, which every method accepts; not all accept JSON."""
+    """Encode the arguments as a form, which every method accepts; not all accept JSON."""
     return {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in arguments.items()
@@ -130,7 +130,7 @@ def _seconds(response: Any) -> float:
 
 
 def _quiet() -> logging.Logger:
-    """A logger without debug messages, in which the SDK logs everything it sends."""
+    """Return a logger without debug messages, because the SDK would log everything it sends."""
     logger = logging.getLogger("nanoloop.slack_sdk")
     logger.setLevel(logging.WARNING)
     return logger

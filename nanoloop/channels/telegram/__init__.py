@@ -27,13 +27,13 @@ class TelegramSettings(PlatformSettings):
     needs = ("token",)
 
     token: SecretStr | None = Field(default=None, examples=["..."])
-    """The bot's token; NANOLOOP_CHANNELS__TELEGRAM__TOKEN is a safer place for it."""
+    """The bot's token; the variable NANOLOOP_CHANNELS__TELEGRAM__TOKEN is a safer place for it."""
     api: Annotated[str, AfterValidator(http_address)] = "https://api.telegram.org"
-    """The address of the Bot API; your own server has no file size limit."""
+    """The address of the Bot API; a Bot API server of your own has no file size limit."""
     webhook_url: Annotated[str, AfterValidator(http_address)] | None = Field(
         default=None, examples=["https://bot.example.org/telegram"]
     )
-    """The address that Telegram sends messages to; without it, nanoloop polls instead."""
+    """The public address for Telegram to send messages to; without one, nanoloop polls."""
     webhook_host: str = "127.0.0.1"
     """The address to listen on, behind a proxy that has the certificate."""
     webhook_port: Annotated[int, Field(ge=0, le=65535)] = 8443
@@ -41,8 +41,8 @@ class TelegramSettings(PlatformSettings):
 
 
 def make(own: TelegramSettings, folder: Path) -> TelegramPlatform:
-    """Make the platform; raises `SettingsError`."""
-    # Not before: whoever reads the settings needs no library.
+    """Create the platform; raises `SettingsError`."""
+    # Imported here, because reading the settings must not require the library.
     from nanoloop.channels.telegram.hearing import Moves  # noqa: PLC0415 - as above
     from nanoloop.channels.telegram.platform import TelegramPlatform  # noqa: PLC0415 - as above
 
@@ -65,7 +65,7 @@ def _webhook(own: TelegramSettings) -> Webhook | None:
     if own.webhook_url is None:
         return None
     try:
-        # Polling needs no server.
+        # Imported here, because polling needs no web server.
         from nanoloop.channels.telegram.receiving import Webhook  # noqa: PLC0415
     except ModuleNotFoundError as missing:
         raise SettingsError(
@@ -76,7 +76,7 @@ def _webhook(own: TelegramSettings) -> Webhook | None:
 
 
 async def connect(own: TelegramSettings, told: Mapping[str, str]) -> Connected:
-    """Check which bot the token belongs to."""
+    """Return the bot that the token belongs to."""
     from nanoloop.channels.telegram.platform import connect as connected  # noqa: PLC0415 - as above
 
     return await connected(_checked(told["token"]), api=own.api)

@@ -1,4 +1,4 @@
-"""Calls to Telegram, their limits and their failures."""
+"""Calls to Telegram, with their limits and failures."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from nanoloop.errors import Declined, NanoloopError, SendLater
 
 CONNECTIONS = 256
 POOL_SECONDS = 30.0
-"""How long a message waits for a free connection."""
+"""How long a request waits for a free connection."""
 ANSWER_SECONDS = 20.0
-"""After this long a message is sent again and may be seen twice, so it is better to wait."""
+"""After this long, a message is sent again and may appear twice, so be patient."""
 PARTING_SECONDS = 5.0
-"""How long the connections stay open for requests in progress."""
+"""On shutdown, how long to wait for requests in progress."""
 POLL = "/GetUpdates"
-"""The end of a poll's address; Telegram accepts a method's name in any case."""
+"""The end of the URL for polling; Telegram accepts a method's name in any case."""
 _WITH_TOKEN = re.compile(r"/bot\d+:")
 
 
 class Limited(TelegramError):
-    """Too many requests; `seconds` says when the next one is allowed."""
+    """Telegram received too many requests; `seconds` is how long to wait."""
 
     def __init__(self, seconds: float | None) -> None:
         super().__init__("too many requests")
@@ -46,7 +46,7 @@ class Limited(TelegramError):
 
 
 class TelegramRequest(HTTPXRequest):
-    """The library's class with quieter logs; it lets requests in progress finish on shutdown."""
+    """An HTTP client with quieter logs that lets requests in progress finish on shutdown."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -60,8 +60,8 @@ class TelegramRequest(HTTPXRequest):
         _hush()
 
     async def do_request(self, url: str, *args: Any, **kwargs: Any) -> tuple[int, bytes]:
-        """The response; raises `Limited`, or whatever the library raises."""
-        # A message whose answer nobody hears would be sent again, and seen twice.
+        """Send a request; raises `Limited` and the library's errors."""
+        # If its response were lost, a message would be sent again and appear twice.
         with anyio.CancelScope(shield=not url.endswith(POLL)):
             code, payload = await self._request(url, *args, **kwargs)
         if code == HTTPStatus.TOO_MANY_REQUESTS:
@@ -72,7 +72,7 @@ class TelegramRequest(HTTPXRequest):
         """Close all connections once no request is in progress or waiting takes too long."""
         with anyio.move_on_after(PARTING_SECONDS):
             while self._running:
-                if self._ended.is_set():  # the library shuts it down twice at once
+                if self._ended.is_set():  # the library may call this twice at the same time
                     self._ended = anyio.Event()
                 await self._ended.wait()
         await super().shutdown()
@@ -87,7 +87,7 @@ class TelegramRequest(HTTPXRequest):
 
     @staticmethod
     def parse_json_payload(payload: bytes) -> dict[str, Any]:
-        """Read a response; the library would log an unreadable one with all its content."""
+        """Parse a response; the library would log the content of an unreadable one."""
         with suppress(ValueError):
             said = json.loads(payload)
             if isinstance(said, dict):
@@ -102,7 +102,7 @@ def _retry_after(payload: bytes) -> float | None:
 
 
 def _hush() -> None:
-    """Keep addresses, which contain the token, and parameters, which may be text, out of logs."""
+    """Keep URLs, which contain the token, and parameters, which may be users' text, out of logs."""
     logging.getLogger("httpx").addFilter(_names_no_token)
     logging.getLogger("telegram").setLevel(logging.WARNING)
 
@@ -121,7 +121,7 @@ OTHER_WEBHOOK = (
     "channels.telegram.webhook_url"
 )
 UNCHANGED = "message is not modified"
-"""Why an edit that changes nothing is declined."""
+"""The reason Telegram gives for declining an edit that changes nothing."""
 _KNOWN = (
     UNCHANGED,
     "bad webhook",
@@ -138,15 +138,15 @@ _KNOWN = (
     "user is deactivated",
     "was kicked from",
 )
-"""What Telegram says about chats, where documented and free of users' words."""
+"""Telegram's known error messages about chats, which contain no users' text."""
 _GONE = ("message to edit not found", "message can't be edited", "message_id_invalid")
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Raise errors that the kit understands; for a group that has moved, the library's own.
+    """Replace the library's errors with those of the kit, except for a group that has moved.
 
-    The library's errors may contain an address with the token, so none is shown as a cause.
+    The library's errors may contain a URL with the token, so none is kept as the cause.
     """
     try:
         yield
@@ -158,7 +158,7 @@ def explained() -> Iterator[None]:
 
 @contextmanager
 def answered() -> Iterator[None]:
-    """Like `explained`, while a message is sent: the listener reports a refused token."""
+    """Like `explained`, for sending: a rejected token is left for the listener to report."""
     try:
         with explained():
             yield
@@ -170,11 +170,11 @@ def _meaning(error: TelegramError) -> Exception:
     match error:
         case Limited():
             return SendLater("rate limit", seconds=error.seconds)
-        case InvalidToken() | EndPointNotFound():  # the latter where it is asked by name
+        case InvalidToken() | EndPointNotFound():  # the latter for a malformed token
             return Refused(UNKNOWN_BOT)
         case Conflict():
             return SendLater(OTHER_WEBHOOK if "webhook" in str(error).lower() else OTHER_POLLER)
-        case NetworkError() if not isinstance(error, BadRequest):  # which is one to the library
+        case NetworkError() if not isinstance(error, BadRequest):  # a subclass of NetworkError
             return SendLater("the network failed")
         case _ if type(error) is TelegramError:
             return SendLater("the response can't be read")
@@ -189,6 +189,6 @@ def _refusal(error: TelegramError) -> NanoloopError:
         return TooLong()
     if any(gone in words for gone in _GONE):
         return MessageGone()
-    # Its whole text may quote what was sent.
+    # The full text may quote the message.
     known = next((phrase for phrase in _KNOWN if phrase in words), None)
     return Declined(known or type(error).__name__)

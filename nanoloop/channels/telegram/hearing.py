@@ -1,4 +1,4 @@
-"""Incoming messages on Telegram."""
+"""Reads incoming messages from Telegram."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nanoloop.files import load_file, save_json
 from nanoloop.messages import Quote, Speaker
 
 KINDS = ("message", "edited_message")
-"""Telegram doesn't tell bots about deleted messages."""
+"""The kinds of updates to request; Telegram does not report deleted messages to bots."""
 Read = Callable[[Any], Heard | None]
 """Reads an update; returns None if it is not for the bot."""
 _NAMING: list[str | None] = [
@@ -44,7 +44,7 @@ class Reader:
         self._moves = moves
 
     def __call__(self, update: Any) -> Heard | None:
-        """Read an update; never raises, because an unreadable one would be sent again for ever."""
+        """Read an update; never raises, because Telegram would send an unreadable one forever."""
         try:
             known = Update.de_json(update, self._bot)
             message = known.message or known.edited_message
@@ -57,11 +57,11 @@ class Reader:
             return None
         text, kept = words(message), tuple(files(message))
         naming = _Naming(message, self._bot.bot)
-        is_forwarded = message.forward_origin is not None  # then nothing in it is a command
+        is_forwarded = message.forward_origin is not None  # a forwarded message is never a command
         if not (text or kept) or (naming.is_for_another and not is_forwarded):
             return None
         chat, of = message.chat.id, message.reply_to_message
-        if of is not None and of.forum_topic_created:  # every message of a topic answers that one
+        if of is not None and of.forum_topic_created:  # every message in a topic replies to it
             of = None
         name = self._moves.message(chat, message.message_id)
         is_edit = update.edited_message is not None
@@ -83,7 +83,7 @@ class Reader:
         )
 
     def _quotes(self, message: Message, of: Message | None) -> Iterator[Quote]:
-        """The message itself if it is forwarded, and the text that it replies to."""
+        """Yield the message itself if it is forwarded, and the text that it replies to."""
         if message.forward_origin is not None:
             by = self._origin(message.forward_origin)
             yield Quote(kind="forward", text=words(message), speaker=by)
@@ -96,7 +96,7 @@ class Reader:
             yield Quote(text=selected or (words(of) if of else ""), speaker=whose)
 
     def _origin(self, origin: MessageOrigin) -> Speaker:
-        """Who wrote a forwarded message; some people let only their name be seen."""
+        """Return the author of a forwarded message; some people reveal only their name."""
         if isinstance(origin, MessageOriginUser):
             return self._of_user(origin.sender_user)
         if isinstance(origin, MessageOriginChat):
@@ -114,7 +114,7 @@ class Reader:
         return Speaker(id=str(user.id), name=user.full_name, is_me=user.id == self._bot.bot.id)
 
     def _has_moved(self, message: Message) -> bool:
-        """Whether the message only reports that the group has become a supergroup."""
+        """Return whether the message only reports that a group became a supergroup."""
         if message.migrate_to_chat_id:
             self._moves.learn(message.chat.id, message.migrate_to_chat_id)
         elif message.migrate_from_chat_id:
@@ -132,7 +132,7 @@ class _Naming:
         """The exact text that mentions the bot."""
         self.is_named = False
         self.is_for_another = False
-        """Whether it is a command for another bot."""
+        """True if the message is a command for another bot."""
         own = f"@{bot.username}".lower()
         for entity, text in _entities(message):
             command, at, of = text.partition("@")
@@ -157,7 +157,7 @@ def _entities(message: Message) -> Iterator[tuple[MessageEntity, str]]:
 
 
 def _sender(message: Message) -> dict[str, Any]:
-    """The sender: a person, a bot, or a group or channel that someone speaks for."""
+    """Describe the sender: a person, a bot, or a group or channel that someone speaks for."""
     if (chat := message.sender_chat) is not None:
         return {"sender": str(chat.id), "name": chat.effective_name or ""}
     user = message.from_user
@@ -174,7 +174,7 @@ Kind = Literal["image", "audio", "video", "file"]
 
 
 def words(message: Message) -> str:
-    """Its text or, if it has none, a short description."""
+    """Return a message's text or caption, or else a short description."""
     if text := message.text or message.caption:
         return text
     if message.sticker:
@@ -190,14 +190,14 @@ def words(message: Message) -> str:
 
 
 def files(message: Message) -> Iterator[File]:
-    """Its photo, voice note, video, music or document."""
+    """Yield a message's photo, voice note, video, music or document."""
     if message.photo:
         yield _file(message.photo[-1], "image", "image/jpeg")  # the largest comes last
     if found := message.voice or message.audio:
         yield _file(found, "audio", "audio/ogg")
     if seen := message.video or message.video_note or message.animation:
         yield _file(seen, "video", "video/mp4")
-    elif message.document:  # an animation comes as a document too
+    elif message.document:  # an animation is sent as a document too
         kind = (message.document.mime_type or "").partition("/")[0]
         yield _file(message.document, _KINDS.get(kind, "file"), "")
 
@@ -221,10 +221,10 @@ def _file(found: Any, kind: Kind, usual: str) -> File:
 
 
 class Moves:
-    """Maps each group's old and new ids to each other, even after a restart if it has a file.
+    """Maps the old and new ids of groups, in a file if one is given.
 
-    A supergroup numbers its messages from 1 again, so their ids here include the chat's id: none
-    is mistaken for an older message with the same number.
+    A supergroup numbers its messages from 1 again, so the ids of its messages here include the
+    chat's id to tell them apart from older messages.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -233,14 +233,14 @@ class Moves:
         self.load()
 
     def load(self) -> None:
-        """Reload the file: another process may have changed it."""
+        """Reload the file, because another process may have changed it."""
         if self._file is not None and self._file.exists():
             said = json.loads(load_file(self._file))
             self._new = {int(old): new for old, new in said.items()}
         self._old = {new: old for old, new in self._new.items()}
 
     def learn(self, old: int, new: int) -> None:
-        """Record a group's new id; it is durable when this returns."""
+        """Record a group's new id; durable when this returns."""
         if self._new.get(old) == new:
             return
         self._new[old], self._old[new] = new, old
@@ -248,19 +248,19 @@ class Moves:
             save_json(self._file, self._new)
 
     def first(self, chat: int) -> str:
-        """The id by which nanoloop knows a chat."""
+        """Return the id by which nanoloop knows a chat: its first one."""
         return str(self._old.get(chat, chat))
 
     def now(self, chat: str) -> int:
-        """The id by which Telegram knows the chat."""
+        """Return the id by which Telegram knows a chat: its latest one."""
         return self._new.get(int(chat), int(chat))
 
     def message(self, chat: int, number: int) -> str:
-        """The id of the message with that number in that chat."""
+        """Return nanoloop's id for the message with this number."""
         return f"{chat}.{number}" if chat in self._old else str(number)
 
     def number(self, chat: str, message: str) -> int | None:
-        """The number of a message in its chat; None if the chat has moved since."""
+        """Return the number of a message in its chat, or None if the chat has moved since."""
         of, _, number = message.rpartition(".")
         is_there = int(of) == self.now(chat) if of else int(chat) not in self._new
         return int(number) if is_there else None

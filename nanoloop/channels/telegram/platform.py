@@ -28,14 +28,14 @@ LIMITS = Limits(
     text=4096,
     size=utf16,
     edit_seconds=1.0,
-    group_edit_seconds=4.0,  # 20 messages a minute are allowed, and whole answers need some of them
+    group_edit_seconds=4.0,  # 20 messages a minute are allowed, some of which complete answers need
     typing_seconds=5.0,
     file_bytes=20_000_000,
 )
 PHOTOS = ("image/jpeg", "image/png", "image/webp")
 PHOTO_BYTES = 10_000_000
 _NO_PREVIEW = LinkPreviewOptions(is_disabled=True)
-"""A preview would come and go while an answer grows."""
+"""A link preview would appear and disappear while an answer grows."""
 
 
 class TelegramPlatform:
@@ -51,7 +51,7 @@ class TelegramPlatform:
         webhook: Webhook | None = None,
         moves: Moves | None = None,
     ) -> None:
-        """Without a webhook it polls. `api` may be your own Bot API server."""
+        """Without a webhook, the bot polls. `api` may be your own Bot API server."""
         self.limits = LIMITS
         self._moves = moves or Moves()
         request = TelegramRequest()
@@ -86,7 +86,7 @@ class TelegramPlatform:
         return await self._send(place, reply_to, send)
 
     async def edit(self, place: Place, message: str, text: Text) -> None:
-        """Edit one of our messages."""
+        """Edit one of the bot's messages."""
         number = self._moves.number(place.chat, message)
         if number is None:
             raise MessageGone
@@ -107,7 +107,7 @@ class TelegramPlatform:
                 raise
 
     async def remove(self, place: Place, message: str) -> None:
-        """Delete one of our messages; after two days Telegram keeps it."""
+        """Delete one of the bot's messages; Telegram keeps messages older than two days."""
         number = self._moves.number(place.chat, message)
         if number is None:
             return
@@ -118,14 +118,14 @@ class TelegramPlatform:
             return
 
     async def typing(self, place: Place) -> None:
-        """Show that an answer is being written."""
+        """Show that the bot is typing."""
         with answered():
             await self._bot.send_chat_action(
                 self._moves.now(place.chat), "typing", message_thread_id=_thread(place)
             )
 
     async def upload(self, place: Place, file: Upload, *, reply_to: str | None, id: str) -> str:  # noqa: A002, ARG002 - as above
-        """Post a file; a picture that Telegram can't show is sent as a file."""
+        """Post a file; a picture that Telegram can't show is sent as a document."""
         name = file.name or "file"
         if file.mime_type in PHOTOS and len(file.data) <= PHOTO_BYTES:
             try:
@@ -137,7 +137,7 @@ class TelegramPlatform:
         return await self._send(place, reply_to, send)
 
     def rendered(self, markdown: str) -> str:
-        """The Markdown as Telegram's HTML."""
+        """Convert Markdown to Telegram's HTML."""
         return rendered(markdown)
 
     async def _send(
@@ -172,7 +172,7 @@ def _mode(text: Text) -> str | None:
 
 
 def rendered(markdown: str) -> str:
-    """The text with Telegram's tags; anything in it that looks like a tag is text."""
+    """Convert Markdown to Telegram's HTML; text that looks like a tag is escaped."""
     return render(markdown, _FORM)
 
 
@@ -191,7 +191,7 @@ def _link(text: str, address: str) -> str:
 
 
 def _quote(text: str) -> str:
-    # What stands in text and code is escaped: only a tag looks like one.
+    # Text and code are already escaped, so these can only be tags.
     flat = text.replace("<blockquote>", "").replace("</blockquote>", "")
     return f"<blockquote>{flat}</blockquote>"
 
@@ -213,7 +213,7 @@ _FORM = Markup(
 
 
 async def connect(token: str, *, api: str = API) -> Connected:
-    """The bot that the token belongs to, and how to talk to it; raises `Refused` or `SendLater`."""
+    """Return the token and a link to its bot; raises `Refused` or `SendLater`."""
     request = TelegramRequest()
     bot = Bot(token, base_url=f"{api}/bot", request=request, get_updates_request=request)
     try:

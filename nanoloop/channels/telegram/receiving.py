@@ -1,4 +1,4 @@
-"""How Telegram's updates arrive: by polling, or by a webhook."""
+"""Receives Telegram's updates, by polling or by a webhook."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from nanoloop.channels.telegram.hearing import KINDS, Read
 from nanoloop.errors import SendLater
 
 POLL_SECONDS = 30
-"""How long Telegram waits for something new before it answers that there is nothing."""
+"""How long Telegram waits for an update before it returns an empty list."""
 PATIENCE_SECONDS = 1.0
-"""How long to wait for messages to become durable before requesting others."""
+"""How long to wait for messages to be stored before requesting more."""
 
 
 class Polling:
@@ -35,12 +35,12 @@ class Polling:
     def __init__(self) -> None:
         self._offset = 0
         self._handed: dict[int, anyio.Event] = {}
-        """Updates that are not confirmed yet, and whether they are durable."""
+        """Unconfirmed updates; each one's event is set once its message is stored."""
         self._has_begun = False
 
     async def listen(self, bot: Bot, read: Read, hear: Hear, connected: Callable[[], None]) -> None:
         """Pass on messages until the connection is lost."""
-        self._handed.clear()  # what is not confirmed comes again
+        self._handed.clear()  # unconfirmed updates are delivered again
         await self._begin(bot)
         seconds = 0
         async with anyio.create_task_group() as group:
@@ -60,8 +60,9 @@ class Polling:
         if self._has_begun:
             return
         with explained():
-            # Once, as nothing comes while a webhook is set. One that is set later is someone
-            # else's: the two would take the bot from each other for ever.
+            # Only once: Telegram sends nothing while a webhook is set, so an old one is removed. A
+            # webhook set later belongs to another program, and the two would take the bot from each
+            # other forever.
             await bot.delete_webhook()
         self._has_begun = True
 
@@ -69,14 +70,15 @@ class Polling:
         """Fetch all unconfirmed updates; if there are none, wait up to this long."""
         asked = {"offset": self._offset, "timeout": seconds, "allowed_updates": KINDS}
         with explained():
-            # Not `get_updates`: one update that the library can't read would cost all of them.
+            # Not `get_updates`: if the library can't parse one update, it would discard all of
+            # them.
             updates: Sequence[Any] = await bot.do_api_request(
                 POLL.removeprefix("/"), api_kwargs=asked, read_timeout=1.5 * POLL_SECONDS
             )
         return updates
 
     async def _confirm(self) -> None:
-        """Move the offset past what is durable; a slow message does not delay the others."""
+        """Move the offset past stored updates; a slow message does not delay new ones."""
         with anyio.move_on_after(PATIENCE_SECONDS):
             for taken in [*self._handed.values()]:
                 await taken.wait()
@@ -100,7 +102,7 @@ CHECK_SECONDS = 60.0
 
 
 class Webhook:
-    """Receives updates at an address behind a proxy with a certificate."""
+    """Receives updates by HTTP, behind a proxy with a certificate."""
 
     def __init__(
         self, url: str, *, host: str, port: int, check_seconds: float = CHECK_SECONDS
@@ -148,7 +150,7 @@ class Webhook:
 
 
 class _WebhookServer:
-    """Receives Telegram's requests; an ASGI application."""
+    """An ASGI application that receives Telegram's requests."""
 
     def __init__(self, secret: str, read: Read, hear: Hear) -> None:
         self._secret = secret
@@ -157,13 +159,13 @@ class _WebhookServer:
         self._open: set[anyio.CancelScope] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; after an error Telegram sends it again."""
+        """Answer one request; after an error, Telegram sends it again."""
         with suppress(ClientDisconnect):
             status = await self._taken(Request(scope, receive))
             await Response(status_code=status)(scope, receive, send)
 
     def close(self) -> None:
-        """Drop updates that are not durable yet: Telegram will send them again."""
+        """Drop updates that are not stored yet: Telegram will send them again."""
         for scope in self._open:
             scope.cancel()
 

@@ -1,4 +1,4 @@
-"""The web: the page and the API."""
+"""The web channel: the page and the API."""
 
 from __future__ import annotations
 
@@ -33,32 +33,34 @@ def _networks(said: tuple[str, ...]) -> tuple[str, ...]:
         try:
             ip_network(network, strict=False)
         except ValueError:
-            raise ValueError(f"{network!r} is no address: write 10.0.0.7 or 10.0.0.0/8") from None
+            raise ValueError(
+                f"{network!r} is not an address: write 10.0.0.7 or 10.0.0.0/8"
+            ) from None
     return said
 
 
 class TokenSettings(Section):
-    """Who may use the web: a named token. Without any, only this machine is served."""
+    """A named token for the web. Without any, only this machine is served."""
 
     token: SecretStr | None = Field(default=None, examples=["..."])
     """The token to log in with: at least 16 characters, for example from `openssl rand -hex 24`."""
     sessions: Names | None = Field(default=None, examples=[["*"]])
-    """Ids of sessions its holder may see (`*` matches any text); by default, those they started."""
+    """Ids of sessions its holder may see (`*` matches anything); by default, only their own."""
     agents: Names | None = Field(default=None, examples=[["cook"]])
-    """The agents they may use; by default, the default one, or all if they see all sessions."""
+    """The agents its holder may use; by default, the default one, or all if they see everything."""
     may_use: Annotated[tuple[Literal["commands", "metrics"], ...], Field(strict=False)] = Field(
         default=(), examples=[["metrics"]]
     )
-    """What else a program may do with it: send `commands` such as /new, or read the `metrics`."""
+    """Additional rights for programs: sending `commands` such as /new, or reading the `metrics`."""
 
 
 class WebSettings(Section):
     """The page and the API, for `nanoloop serve`."""
 
     enabled: bool = False
-    """Whether `nanoloop run` also serves them; `nanoloop serve` always does."""
+    """Whether `nanoloop run` also serves the page and the API; `nanoloop serve` always does."""
     host: str = "127.0.0.1"
-    """The address to listen on; anything but this machine's own address requires a token."""
+    """The address to listen on; any address that others can reach requires a token."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8765
     """The port to listen on; 0 chooses a free one."""
     hosts: Names = Field(default=(), examples=[["chat.example.org"]])
@@ -68,28 +70,28 @@ class WebSettings(Section):
     trusted_proxies: Annotated[Names, AfterValidator(_networks)] = Field(
         default=(), examples=[["127.0.0.1"]]
     )
-    """Addresses or networks of your proxies; only they are trusted to name the client's address."""
+    """Addresses or networks of your proxies; only these may report a client's address."""
     open_on_loopback: bool = False
-    """Whether everyone who uses this machine may use it without a token, if none is set."""
+    """Whether all users of this machine have access without a token, if no token is set."""
     requests_per_minute: Annotated[int, Field(ge=1), Unit("requests")] = 600
-    """How many requests per minute one token, or one address without a token, may send."""
+    """How many requests per minute a token, or an address without a token, may send."""
     upload_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = 10_000_000
-    """How large one uploaded file may be."""
+    """The maximum size of an uploaded file."""
     uploads_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = UPLOADS_BYTES
-    """How much space all uploads together may take in the data folder."""
+    """The maximum space in the data folder for all uploads together."""
     language: Language | None = Field(default=None, examples=["fr"])
-    """The language of the bot's own messages here, unless the agent sets one."""
+    """The language of the bot's own messages on the web, unless the agent sets one."""
     tokens: dict[str, TokenSettings] = Field(default_factory=dict)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether `nanoloop run` serves it."""
+        """Whether `nanoloop run` serves the page and the API."""
         return self.enabled
 
 
 def make(own: WebSettings, program: Program) -> WebChannel:
-    """The page and the API, over the program's own sessions; raises `SettingsError`."""
-    # Not before: whoever reads the settings needs no library.
+    """Create the channel for the program's sessions; raises `SettingsError`."""
+    # Imported here, because reading the settings must not require the libraries.
     from nanoloop.channels.web.api import WebLimits, WebParts  # noqa: PLC0415 - as above
     from nanoloop.channels.web.channel import WebAddress, WebChannel  # noqa: PLC0415 - as above
 
@@ -135,7 +137,10 @@ def make(own: WebSettings, program: Program) -> WebChannel:
 
 
 def hidden_by(store: Any, settings: Settings) -> Callable[[str], Awaitable[str]] | None:
-    """What makes a digest of a name, the same on every machine of a sealed store; None if plain."""
+    """Return a function that hides session names if the store is encrypted, otherwise None.
+
+    With a sealed store, a name gets the same digest on every machine.
+    """
     if settings.store.encryption_key is None:
         return None
     is_sealed = getattr(getattr(store, "sealing", None), "seal", None) is not None
@@ -148,7 +153,7 @@ def hidden_by(store: Any, settings: Settings) -> Callable[[str], Awaitable[str]]
 
 
 def _secret(tokens: Sequence[Token], settings: Settings) -> bytes:
-    """The same on every machine that serves these tokens; without any, the data folder's."""
+    """Return a secret shared by all machines with these tokens; without tokens, a local one."""
     if not tokens:
         return own_key(settings.data)
     return sha256("\n".join(sorted(token.secret for token in tokens)).encode()).digest()
@@ -157,11 +162,11 @@ def _secret(tokens: Sequence[Token], settings: Settings) -> bytes:
 TOKEN_LENGTH = 16
 """The minimum length of a token in characters, so that it can't be guessed."""
 OWN_FILE = "web-token"
-"""The file in the data folder with the token that is made if none is set."""
+"""The file in the data folder for the token that is generated if none is set."""
 
 
 def _tokens(web: WebSettings, settings: Settings) -> list[Token]:
-    """Who may use the web, and which sessions they see; raises `SettingsError`."""
+    """Return the tokens from the settings with their owners; raises `SettingsError`."""
     from nanoloop.channels.web.access import Caller, Token  # noqa: PLC0415 - as above
 
     tokens = []
@@ -191,7 +196,7 @@ def _tokens(web: WebSettings, settings: Settings) -> list[Token]:
 
 
 def _check_agents(key: str, names: Sequence[str], settings: Settings) -> None:
-    """Raise `SettingsError` if one of these is no agent."""
+    """Raise `SettingsError` if one of these names is not an agent."""
     for name in names:
         if name != DEFAULT_AGENT and name not in settings.agents:
             advice = did_you_mean(name, settings.agents, f"add [agents.{name}]", shown=str)

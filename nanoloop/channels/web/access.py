@@ -1,4 +1,4 @@
-"""Access control: by a token or a page's login, from no other site, within limits; and refusals."""
+"""Access control for the web: tokens, logins, other sites, rate limits, and refusals."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from nanoloop.protocols import LOGINS
 from nanoloop.sentences import Sentences
 
 ASKED_BY_SCRIPT = "x-nanoloop"
-"""A header that no form and no other site can send."""
+"""A header that neither a form nor another site can send."""
 _SAFE_METHODS = {"GET", "HEAD"}
 COMMANDS, METRICS = "commands", "metrics"
-"""What a token may use only if it is allowed to."""
+"""Rights that a token has only if its settings grant them."""
 
 
 class WebAccess:
-    """Decides who has access: known, not sent by another site, and not too often."""
+    """Decides which requests are let in: from known callers, from allowed sites, not too often."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class WebAccess:
         requests_per_minute: int,
         proxies: TrustedProxies,
     ) -> None:
-        """`cookie` is the name of this server's cookie; pages of `origins` may call too."""
+        """`cookie` is the name of this server's cookie; pages from `origins` may call too."""
         self.callers = callers
         self.logins = logins
         self.cookie = cookie
@@ -57,7 +57,7 @@ class WebAccess:
     async def admit(
         self, request: Request, *, is_public: bool = False, is_counted: bool = True
     ) -> Caller | None:
-        """The caller; raises a refusal if access is denied, None only for what is public."""
+        """Return the caller, or None for public operations; raises a refusal if not allowed."""
         self._refuse_other_sites(request)
         caller = await self._caller(request)
         if caller is None and not is_public:
@@ -68,7 +68,7 @@ class WebAccess:
         return caller
 
     def owner_of(self, request: Request) -> str:
-        """Whose share of the requests this one uses: its caller's, else its address's."""
+        """Return whose share of the capacity a request uses: its caller's, or its address's."""
         if self.callers.is_open:
             return self._address_of(request)
         secret = _token_in(request)
@@ -76,17 +76,17 @@ class WebAccess:
         return self._bucket(request, known)
 
     def is_page_of(self, request: Request) -> bool:
-        """Whether a person sent it with the page, and not a program with a token."""
+        """Return whether a request comes from a page rather than a program with a token."""
         return _token_in(request) is None
 
     def login_of(self, request: Request) -> str:
-        """The cookie by which it was admitted, "" if that was something else."""
+        """Return the cookie that admitted a request, or an empty string if it had none."""
         if self.callers.is_open or _token_in(request) is not None:
             return ""
         return request.cookies.get(self.cookie, "")
 
     def log_in(self, request: Request, secret: str) -> Caller | None:
-        """The owner of this token; raises a refusal if there are too many logins or guesses."""
+        """Return the owner of this token; raises a refusal after too many logins or guesses."""
         address = self._address_of(request)
         if seconds := self._login_rates.take(address):
             raise try_later(429, "too many logins from here: try again later", seconds=seconds)
@@ -95,7 +95,7 @@ class WebAccess:
         return self._guesses.owner_of(secret, address, kind="login")
 
     async def is_valid(self, request: Request) -> bool:
-        """Whether what it was admitted by still holds: a login may have ended since."""
+        """Return whether a request would still be admitted: its login may have ended since."""
         if self.callers.is_open or _token_in(request) is not None:
             return True
         return await self._logged_in(request) is not None
@@ -117,7 +117,7 @@ class WebAccess:
         return self._guesses.owner_of(secret, self._address_of(request), kind="token")
 
     async def _logged_in(self, request: Request) -> Caller | None:
-        # First what costs nothing: the store is asked only about a cookie that was made here.
+        # Check the signature first, so that the store is asked only about genuine cookies.
         caller = self._of_cookie(request)
         if caller is None or not await self.logins.is_open(request.cookies[self.cookie]):
             return None
@@ -137,7 +137,7 @@ class WebAccess:
 
 
 def _token_in(request: Request) -> str | None:
-    """The token that the request carries, "" for something that can be none; None without any."""
+    """Return the request's token, "" if the header is malformed, or None without a header."""
     said = request.headers.get("authorization", "")
     scheme, _, secret = said.partition(" ")
     if not scheme:
@@ -153,16 +153,17 @@ FORWARDED, FORWARDED_FOR = "forwarded", "x-forwarded-for"
 
 
 class TrustedProxies:
-    """Finds the address of a client behind proxies; nobody else can choose theirs."""
+    """Finds the address of a client behind trusted proxies; others can't forge an address."""
 
     def __init__(self, networks: Iterable[str] = ()) -> None:
-        """Only what these addresses and networks forward is believed."""
+        """Only headers set by these addresses and networks are trusted."""
         self._networks = [ip_network(network, strict=False) for network in networks]
 
     def client_of(self, peer: str, headers: Headers) -> str:
-        """The client's address: the last one that none of these proxies has.
+        """Return the client's address: the last one that does not belong to a trusted proxy.
 
-        A proxy sets one of the two headers; if a client adds the other, the proxy's address counts.
+        A proxy sets one of the two headers; if the client adds the other, the proxy's address is
+        used.
         """
         if not self._is_trusted(peer):
             return peer
@@ -174,7 +175,7 @@ class TrustedProxies:
         client = peer
         for hop in reversed(hops):
             address = _address_in(hop)
-            if address is None:  # what is behind it may be made up
+            if address is None:  # the addresses before this one may be forged
                 return client
             client = address
             if not self._is_trusted(client):
@@ -191,7 +192,7 @@ def _forwarded_for(headers: Headers) -> list[str]:
 
 
 def _forwarded(headers: Headers) -> list[str]:
-    """The `for` of each hop; empty text for a hop that has none."""
+    """Return the `for` value of each hop, or an empty string if it has none."""
     hops = [hop for said in headers.getlist(FORWARDED) for hop in said.split(",")]
     pairs = [[pair.partition("=") for pair in hop.split(";")] for hop in hops]
     return [
@@ -200,7 +201,7 @@ def _forwarded(headers: Headers) -> list[str]:
 
 
 def _address_in(hop: str) -> str | None:
-    """The address in `192.0.2.1:80`, `"[2001:db8::1]:80"` and the like; None if it has none."""
+    """Return the address in `192.0.2.1:80`, `"[2001:db8::1]:80"` or similar; None if invalid."""
     hop = hop.strip().strip('"')
     bracketed = re.fullmatch(r"\[([^\]]*)\](?::\d+)?", hop)
     with_port = re.fullmatch(r"([\d.]+):\d+", hop)
@@ -209,16 +210,16 @@ def _address_in(hop: str) -> str | None:
 
 
 FAILURES_A_MINUTE = 20
-"""How many wrong tokens a minute from one address are checked; then none is, right or wrong."""
+"""How many wrong tokens per minute and address are checked before all are refused."""
 LOGINS_A_MINUTE = 60
-"""How many logins a minute from one address are taken."""
+"""How many logins per minute and address are accepted."""
 
 
 class Guesses:
-    """Finds the owners of tokens, and makes guessing slow.
+    """Finds the owners of tokens, and slows down guessing.
 
-    After too many wrong ones from an address, none is checked: else the right one would be found
-    as fast as anyone can send. A token that came from there before is no guess, and passes.
+    After too many wrong tokens from an address, none is checked, or else guessing would be as fast
+    as sending. A token that was accepted from that address before still passes.
     """
 
     def __init__(self, callers: Callers) -> None:
@@ -227,10 +228,10 @@ class Guesses:
         self._right: BoundedDict[tuple[str, Caller], None] = BoundedDict(CALLERS_KNOWN)
 
     def owner_of(self, secret: str, address: str, *, kind: str) -> Caller:
-        """The owner of this token; raises a refusal. Each kind of use is counted for itself."""
+        """Return the owner of this token, or raise a refusal; each kind of use is counted alone."""
         caller, bucket = self._callers.of_token(secret), f"{kind} {address}"
         if caller is not None and (address, caller) in self._right:
-            self._right[address, caller] = None  # the newest again
+            self._right[address, caller] = None  # now the most recently used
             return caller
         if seconds := self._wrong.wait(bucket):
             raise try_later(429, "too many wrong tokens: try again later", seconds=seconds)
@@ -248,61 +249,61 @@ COOKIE_SECONDS = 30 * 24 * 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Someone who may see certain sessions."""
+    """The owner of a token, who may see certain sessions."""
 
     name: str
     patterns: tuple[str, ...]
-    """The ids of their sessions; `*` matches anything."""
+    """The ids of the caller's sessions; `*` matches anything."""
     agents: tuple[str, ...] | None = None
-    """The agents they may use; None means the default one, for an operator all of them."""
+    """The agents the caller may use; None means the default one, or all for an operator."""
     rights: frozenset[str] = frozenset()
-    """What else they may use: commands through the API, metrics."""
+    """Additional rights: to send commands through the API, or to read the metrics."""
 
     @property
     def account(self) -> str:
-        """The owner of their turns, streams and requests, whatever they open."""
+        """The account that the caller's turns, streams and requests count against."""
         return f"web:{self.name}"
 
     @property
     def is_operator(self) -> bool:
-        """Whether they see everything."""
+        """Whether the caller may see all sessions."""
         return "*" in self.patterns
 
     def sees(self, session_id: str) -> bool:
-        """Whether they may see this session."""
+        """Return whether the caller may see this session."""
         if session_id == LOGINS:
             return False
         return any(fnmatchcase(session_id, pattern) for pattern in self.patterns)
 
     def owns(self, owner: str) -> bool:
-        """Whether it was they who uploaded a file; earlier versions noted their prefix."""
+        """Return whether the caller uploaded a file; earlier versions stored a prefix as owner."""
         return bool(owner) and owner in {self.account, self.prefix}
 
     def may_use(self, owner: str, sessions: Iterable[str] | None) -> bool:
-        """Whether they uploaded a file, or may see a session that refers to it."""
+        """Return whether the caller uploaded a file or may see a session that refers to it."""
         return self.owns(owner) or any(map(self.sees, sessions or ()))
 
     @property
     def prefix(self) -> str:
-        """The prefix of the ids of their new sessions."""
+        """The prefix of the ids of the caller's new sessions."""
         own = f"web:{self.name}."
         return own if self.sees(own) else self.patterns[0].partition("*")[0]
 
 
 EVERYONE = Caller(name="local", patterns=("*",))
-"""Anyone on this machine if `open_on_loopback` lets them in, and the owner of its own token."""
+"""Anyone on this machine under `open_on_loopback`, and the owner of the generated token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """A secret, and its owner."""
+    """A secret and its owner."""
 
     caller: Caller
     secret: str
 
 
 class Callers:
-    """Finds the caller by a token or a cookie; never says why one was wrong."""
+    """Finds a caller by token or cookie, without revealing why one is invalid."""
 
     def __init__(
         self,
@@ -311,20 +312,20 @@ class Callers:
         is_open: bool = False,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """With `is_open` everyone may call, and nobody needs a token."""
+        """With `is_open`, everyone may call without a token."""
         self._by_digest = [(_digest(token.secret), token) for token in tokens]
         self.is_open = is_open
         self.where = ""
-        """Where the caller finds a token, for the end of a sentence."""
+        """Where to find a token, appended to error messages."""
         self._now = now
 
     def add(self, token: Token, *, where: str) -> None:
-        """Know one more token, which is kept there."""
+        """Add a token, whose location `where` describes."""
         self._by_digest.append((_digest(token.secret), token))
         self.where = f": {where}"
 
     def of_token(self, secret: str) -> Caller | None:
-        """The owner of this token; takes just as long for a wrong one."""
+        """Return the owner of this token; a wrong token takes just as long to check."""
         token = self._token(secret)
         return token.caller if token else None
 
@@ -337,7 +338,7 @@ class Callers:
         return found
 
     def cookie_for(self, secret: str) -> str | None:
-        """A new cookie for this token; it reveals nothing of it, and is invalid without it."""
+        """Return a new signed cookie for this token, or None if the token is unknown."""
         token = self._token(secret)
         if token is None:
             return None
@@ -345,7 +346,7 @@ class Callers:
         return f"{token.caller.name}.{until}.{salt}{_signed(token, until, salt)}"
 
     def of_cookie(self, cookie: str) -> Caller | None:
-        """The owner of this cookie, while its token and its time last; its login may have ended."""
+        """Return the owner of a genuine, current cookie; its login may have ended."""
         name, _, rest = cookie.partition(".")
         until, _, signature = rest.partition(".")
         if (number_in(until) or 0) < self._now():
@@ -359,7 +360,7 @@ class Callers:
 
 
 SALT_BYTES = 16
-"""How much of a cookie is random, so that each login has another one."""
+"""How many random bytes a cookie contains, so that each login has a different one."""
 
 
 def _digest(secret: str) -> bytes:
@@ -372,11 +373,11 @@ def _signed(token: Token, until: str, salt: str) -> str:
 
 
 CALLERS_KNOWN = 10_000
-"""How many callers are remembered; the least recent is forgotten, with a full bucket next time."""
+"""How many callers are remembered; the least recently seen one is forgotten first."""
 
 
 class RateLimit:
-    """A bucket per caller, refilled at `per_minute`."""
+    """Limits each caller to `per_minute` requests, with a token bucket."""
 
     def __init__(self, per_minute: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
@@ -384,13 +385,13 @@ class RateLimit:
         self._buckets: BoundedDict[str, tuple[float, float]] = BoundedDict(CALLERS_KNOWN)
 
     def take(self, caller: str) -> float:
-        """Take one; returns 0 if there was one, else the seconds until there is."""
+        """Take one slot; return 0 if successful, else the seconds until one is free."""
         level = self._level(caller)
         self._buckets[caller] = (level - 1 if level >= 1 else level, self._clock())
         return self._seconds(level)
 
     def wait(self, caller: str) -> float:
-        """Like `take`, but takes nothing."""
+        """Return the seconds until a slot is free, without taking one."""
         return self._seconds(self._level(caller))
 
     def _seconds(self, level: float) -> float:
@@ -430,21 +431,21 @@ class Refusal(Exception):
         self.headers = dict(headers or {})
 
     def response(self) -> JSONResponse:
-        """The response, in the form that all errors share."""
+        """Return the response in the format that all errors share."""
         return error_response(self.status, str(self), headers=self.headers)
 
 
 LATER_SECONDS = 5
-"""When a client may retry if nothing better is known."""
+"""When a client may retry if no better estimate is known."""
 
 
 def try_later(status: int, sentence: str, *, seconds: float) -> Refusal:
-    """A refusal that says when to retry."""
+    """Return a refusal that says when to retry."""
     return Refusal(status, sentence, headers={"Retry-After": str(max(1, ceil(seconds)))})
 
 
 def sentence_of(error: Exception, sentences: Sentences, *, path: str) -> str:
-    """What a client is told about a failure; the operator finds the rest in the log."""
+    """Log a failure and return the text for the client, with an incident id but no details."""
     incident = sentences.incidents.of(error, place=path)
     announce(RequestFailed(path=path, **incident.facts))
     return sentences.apology(error, incident.incident).text
@@ -453,15 +454,15 @@ def sentence_of(error: Exception, sentences: Sentences, *, path: str) -> str:
 def error_response(
     status: int, sentence: str, *, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    """What went wrong, as JSON."""
+    """Return an error as a JSON response."""
     error = {"message": sentence, "type": KINDS.get(status, "failed")}
     return JSONResponse({"error": error}, status_code=status, headers=headers)
 
 
 DIGITS = 18
-"""More digits than any meaningful number has here."""
+"""More digits than any valid number in a request has."""
 
 
 def number_in(text: str) -> int | None:
-    """The number in a text of decimal digits, or None."""
+    """Return the number in a text of decimal digits, or None if it is not one."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS else None

@@ -1,4 +1,4 @@
-"""One operation of the API: what it takes, who may call it, and how it is described."""
+"""The API's operations: their parameters, access checks and documentation."""
 
 from __future__ import annotations
 
@@ -68,18 +68,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ROUTE = "nanoloop.route"
-"""The key in a request's scope that names its operation."""
+"""The key in a request's scope for the path of its operation."""
 TOLD = "nanoloop.told"
-"""The key that says that its failure has been logged."""
+"""The key in a request's scope that marks its failure as logged."""
 
 
 def path_of(scope: Scope) -> str:
-    """The request's operation; an unknown path may contain anything, and is not logged."""
+    """Return the path of a request's operation; an unknown path may hold text, so is not logged."""
     return str(scope.get(ROUTE, "-"))
 
 
 MESSAGE_BYTES = 256_000
-"""The size limit of a message."""
+"""The size above which a body counts as large."""
 REQUESTS = 16
 """How many requests are handled at once, except those being read or answered in pieces."""
 LARGE_BODIES = 8
@@ -89,7 +89,7 @@ PARSERS = 2
 
 
 class RequestBody(BaseModel):
-    """The validated content of a request."""
+    """The validated body of a request."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
@@ -101,17 +101,17 @@ class ApiCall:
     request: Request
     backend: Backend
     caller: Caller | None
-    """The caller; None if anyone may call and this one is unknown."""
+    """The caller; None if the operation is public and the caller is unknown."""
 
     @property
     def who(self) -> Caller:
-        """The caller of an operation that needs one."""
+        """The caller of an operation that requires one."""
         assert self.caller is not None  # noqa: S101 - all others were refused
         return self.caller
 
     @property
     def session_id(self) -> str:
-        """The session in the path; another caller's counts as missing."""
+        """The session in the path; raises `SessionNotFound` if the caller may not see it."""
         session_id = checked_id(self.request.path_params["session"])
         if not self.who.sees(session_id):
             raise SessionNotFound(session_id)
@@ -127,18 +127,18 @@ class ApiCall:
 
     @property
     def agent(self) -> str | None:
-        """The agent of the caller's new sessions: the default one if they may use it."""
+        """The agent for the caller's new sessions: the default agent if allowed, else the first."""
         default, agents = self.backend.parts.agents.default.name, self.agents
         return default if default in agents else next(iter(agents), None)
 
     @property
     def agent_to_name(self) -> str | None:
-        """The same, as a new session is told: the default one needs no name."""
+        """The agent to store in a new session; None for the default agent."""
         agent = self.agent
         return None if agent == self.backend.parts.agents.default.name else agent
 
     def check_ask(self, session: Session, text: str = "") -> None:
-        """Raise a refusal unless the caller may ask this in that session."""
+        """Raise a refusal unless the caller may send this text in this session."""
         self.check_agent(self.backend.parts.agents.of(session).name)
         if not is_command_text(text) or self.backend.access.is_page_of(self.request):
             return
@@ -146,14 +146,14 @@ class ApiCall:
             raise Refusal(
                 403,
                 'this token may not send commands: add "commands" to its may_use, or put a '
-                "space before the / if it is none",
+                "space before the / if it is not a command",
             )
 
     def check_agent(self, name: str | None) -> None:
         """Raise a refusal unless the caller may use this agent."""
         if name not in self.agents:
             which = "any agent" if name is None else f"the agent {quoted(name)}"
-            raise Refusal(403, f"this token may not use {which}: its setting agents lists them")
+            raise Refusal(403, f"this token may not use {which}: see its setting `agents`")
 
 
 Run = Callable[..., Awaitable[ASGIApp]]
@@ -161,41 +161,41 @@ Run = Callable[..., Awaitable[ASGIApp]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """A function that serves requests, with all that it takes to route, check and document it."""
+    """A function that serves requests, with its route, checks and documentation."""
 
     run: Run
-    """Called with the `ApiCall`, and with the checked content if it takes any."""
+    """Called with the `ApiCall`, and with the validated parameters if there are any."""
     method: str
     path: str
     takes: type[BaseModel | bytes] | None
-    """The query of a GET, otherwise the body; bytes mean a file."""
+    """The type of the query for GET, otherwise of the body; `bytes` means a file."""
     status: int = 200
     produces: tuple[str, ...] = ("application/json",)
-    """The types of its response."""
+    """The media types of the response."""
     refuses: tuple[int, ...] = ()
-    """Status codes that may refuse a valid request because of what it asks for."""
+    """Status codes for refusing a well-formed request because of its content."""
     is_public: bool = False
-    """Whether anyone may call it."""
+    """Whether anyone may call the operation."""
     takes_names: bool = False
-    """Whether a request may carry a name, by which a repeat of it is recognised."""
+    """Whether a request may carry a name by which a repeated request is recognised."""
     is_counted: bool = True
-    """Whether it counts towards the limit per minute."""
+    """Whether requests count towards the limit per minute."""
     is_admitted: bool = False
-    """Whether everyone is admitted, whatever the request carries and without being counted."""
+    """Whether requests skip all access checks and limits."""
 
     @property
     def says(self) -> str:
-        """What it does, in a sentence."""
+        """A one-sentence description: the first line of the function's docstring."""
         return (self.run.__doc__ or "").partition("\n")[0].removesuffix(".")
 
     @property
     def query(self) -> type[BaseModel] | None:
-        """Its parameters, if they are in the query."""
+        """The model of the parameters, if they are in the query."""
         return self._model if self.method == "GET" else None
 
     @property
     def body(self) -> type[BaseModel] | None:
-        """Its parameters, if they are in a JSON body."""
+        """The model of the parameters, if they are in a JSON body."""
         return self._model if self.method != "GET" else None
 
     @property
@@ -203,7 +203,7 @@ class Operation:
         return self.takes if self.takes is not None and issubclass(self.takes, BaseModel) else None
 
     def route(self, backend: Backend) -> Route:
-        """The path and method of its requests."""
+        """Return the route that serves this operation."""
 
         async def served(request: Request) -> Any:
             request.scope[ROUTE] = self.path
@@ -228,7 +228,7 @@ class Operation:
             async with backend.requests.turn(owner):
                 return await self.run(call)
         if self._may_be_large(request):
-            # Until it is done with: so much of them is in memory, and no small one waits for it.
+            # Held until the end: large bodies stay in memory, and must not delay small ones.
             async with backend.bodies.turn(owner):
                 return await self.run(call, await self.given(request, backend))
         given = await self.given(request, backend)
@@ -245,7 +245,7 @@ class Operation:
         return self.method != "GET" and (length is None or length > MESSAGE_BYTES)
 
     async def given(self, request: Request, backend: Backend) -> BaseModel | bytes:
-        """The checked content of the request; raises a refusal."""
+        """Read and validate the parameters of a request; raises a refusal."""
         limits = backend.limits
         if self.query is not None:
             return _checked(self.query, dict(request.query_params))
@@ -258,7 +258,7 @@ class Operation:
         return await backend.work(partial(_checked, self.body, data or b"{}"), size=len(data))
 
     def refused(self, error: Exception, request: Request, backend: Backend) -> Response:
-        """The response to one of our errors; any other is re-raised."""
+        """Return the response to one of our errors; re-raises any other error."""
         parts = backend.parts
         tell = partial(sentence_of, error, parts.sentences, path=self.path)
         match error:
@@ -283,9 +283,9 @@ class Operation:
 def serve(
     method: str, path: str, *, of: type[Operation] = Operation, **more: Any
 ) -> Callable[[Run], Operation]:
-    """Turn a function into an operation, described by its docstring, with its types as parameters.
+    """Turn a function into an operation, using its docstring and parameter types.
 
-    `more` sets fields of `Operation`.
+    `more` sets additional fields of `Operation`.
     """
 
     def made(run: Run) -> Operation:
@@ -310,19 +310,19 @@ Snapshot = Callable[[], Mapping[str, Mapping[str, float]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebLimits:
-    """How much one request, and all of them, may send."""
+    """Limits on requests."""
 
     requests_per_minute: int = 600
     upload_bytes: int = 10_000_000
     body_seconds: float = 30
     """How long a request may take to arrive."""
     header_seconds: float = 10
-    """How long a connection may stay open without a whole request."""
+    """How long a connection may stay open without a complete request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebParts:
-    """The parts of the loop that the web works with."""
+    """The parts of the loop that the web channel uses."""
 
     bus: Bus
     sessions: Sessions
@@ -335,26 +335,26 @@ class WebParts:
     keep: int
     """How many messages are always kept verbatim."""
     model: str
-    """The model that answers if an agent doesn't name one."""
+    """The model used by agents that don't name one."""
     snapshot: Snapshot
-    """What telemetry has counted."""
+    """Returns the counters of telemetry."""
     sentences: Sentences
-    """What clients are told about a failure."""
+    """The sentences for clients about failures."""
     language: Language | None
-    """The language in which people are addressed here, unless their agent has its own."""
+    """The language of messages to clients, unless the agent sets one."""
     provider: Provider
     """The provider for clients that send the whole conversation."""
     turns: FairLimiter
-    """The limiter that such a call waits for, as a chat's turn does."""
+    """Limits how many turns run at once, including those of such clients."""
     secret: Callable[[], bytes]
-    """The key of digests of what people say: they are stored as ids."""
+    """Returns the key for digests of message bodies, which are stored as ids."""
     hidden: Callable[[str], Awaitable[str]] | None = None
-    """Replaces the name that a client gave a session, if stored text is encrypted."""
+    """Hides a session name given by a client; None if the store is not encrypted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """Everything that an operation may use."""
+    """Everything that operations need."""
 
     parts: WebParts
     access: WebAccess
@@ -371,12 +371,12 @@ class Backend:
     parsers: anyio.CapacityLimiter = field(default_factory=partial(anyio.CapacityLimiter, PARSERS))
 
     async def work(self, does: Callable[[], T], *, size: int) -> T:
-        """Do this for a body of so many bytes: in a thread if it is a large one."""
+        """Call a function that handles `size` bytes, in a thread if that is a lot."""
         return does() if size <= LOOP_BYTES else await run_sync(does, limiter=self.parsers)
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:
-    """The whole body; raises a refusal if it is too large or too slow."""
+    """Read the whole body; raises a refusal if it is too large or too slow."""
     told = request.headers.get("content-length", "")
     length = number_in(told)
     if (length is None and told) or (length and length > limit):
@@ -399,7 +399,7 @@ async def _read(request: Request, limit: int) -> bytes:
 
 
 def _too_large(limit: int) -> Refusal:
-    # The connection stays open: what still comes is thrown away, so that the client hears of this.
+    # Keep the connection open and discard the rest, so that the client reads this response.
     return Refusal(413, f"the body has more than {limit} bytes: send less")
 
 
@@ -414,7 +414,7 @@ _WRONG = {
     "model": "not an object",
     "string": "not a string",
 }
-"""What a value is not, by the first word of the error's type."""
+"""Why a value is invalid, by the first word of the error's type."""
 _BOUNDS = {
     "greater_than_equal": "is {value}, less than {ge}",
     "less_than_equal": "is {value}, more than {le}",
@@ -428,12 +428,12 @@ _BOUNDS = {
 
 
 def quoted(text: object) -> str:
-    """The requested value in quotes, shortened to fit a sentence."""
+    """Return a value in quotes, shortened to fit in a sentence."""
     return repr(str(text)[:SHOWN])
 
 
 def problem_of(error: ValidationError, model: type[BaseModel]) -> tuple[str, str]:
-    """The invalid field, empty for the whole body, and a sentence that begins with it."""
+    """Return the invalid field, "" for the whole body, and a sentence that begins with it."""
     first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"]))
     return where, f"{where or 'the body'} {_wrong(first, where, model)}"
@@ -461,7 +461,7 @@ def _unknown(where: str, model: type[BaseModel]) -> str:
 
 
 def _shown(value: Any, where: str) -> str:
-    """The value, shortened, or a note if it is secret; only the type of an object or a list."""
+    """Format a value for a sentence: shortened, only its type if nested, hidden if secret."""
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
     said = json.dumps(value, default=str)
@@ -494,7 +494,7 @@ DOCS_STYLE_HASH = base64.b64encode(hashlib.sha256(_DOCS_STYLE.encode()).digest()
 
 
 def document(operations: Iterable[Operation], *, is_open: bool = False) -> dict[str, Any]:
-    """The OpenAPI document of these operations, where anyone may call if it is open."""
+    """Return the OpenAPI document of these operations; with `is_open`, no token is needed."""
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Any] = {"Error": _ERROR_SCHEMA}
     for operation in operations:
@@ -567,7 +567,7 @@ def _query_parameters(query: type[BaseModel] | None) -> list[dict[str, Any]]:
 
 
 def docs_page(operations: Iterable[Operation]) -> str:
-    """The API documentation for people: a page without scripts."""
+    """Return the API documentation as an HTML page without scripts."""
     rows = "\n".join(map(_docs_row, operations))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>nanoloop API</title>'

@@ -1,4 +1,4 @@
-"""The web as a channel: its application, with the page and what wraps every request."""
+"""The web channel: its ASGI application, and the checks around every request."""
 
 from __future__ import annotations
 
@@ -80,22 +80,22 @@ from nanoloop.session.entry import SCHEME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebAddress:
-    """Where the web channel is served, and under which names."""
+    """The address and the host names of the web channel."""
 
     host: str = "127.0.0.1"
     port: int = 8765
     hosts: Collection[str] = ()
-    """Other host names, for example behind a proxy."""
+    """Additional host names, for example behind a proxy."""
     origins: Collection[str] = ()
     """Other sites whose pages may call the API."""
     trusted_proxies: Collection[str] = ()
-    """The addresses and networks of proxies that are believed when they say for whom they ask."""
+    """Addresses and networks of proxies that are trusted to report a client's address."""
     grace_seconds: float = 20
     """How long running requests may take to finish at shutdown."""
 
 
 class WebChannel:
-    """Serves the page and the API on one address."""
+    """Serves the page and the API at one address."""
 
     name = CHANNEL
     streams = True
@@ -110,9 +110,10 @@ class WebChannel:
         token_file: Path | None = None,
         limits: WebLimits | None = None,
     ) -> None:
-        """Without tokens there is one that is made at the start and kept in `token_file`.
+        """Without `tokens`, a token is generated at startup and stored in `token_file`.
 
-        Without that, everyone is let in. Raises `SettingsError` for public access without a token.
+        Without either, everyone is let in. Raises `SettingsError` for public access without a
+        token.
         """
         self._address = address or WebAddress()
         limits = limits or WebLimits()
@@ -147,7 +148,7 @@ class WebChannel:
         )
 
     def bind(self) -> str:
-        """Listen, and return the address; raises `SettingsError` if that is not possible."""
+        """Start listening and return the address; raises `SettingsError` if that fails."""
         if self._listener is None:
             self._listener = listening_socket(self._address.host, self._address.port)
         port = self._listener.getsockname()[1]
@@ -156,9 +157,10 @@ class WebChannel:
         return self._url
 
     def link(self) -> str:
-        """The address that was bound, for a person; with the token, if it was made here.
+        """Return the page's URL for a person, including the generated token if there is one.
 
-        It comes behind a #, which no browser sends on: neither a log nor another site gets it.
+        The token follows a #, which browsers never send, so it reaches neither logs nor other
+        sites.
         """
         try:
             self._take_token()
@@ -169,11 +171,11 @@ class WebChannel:
 
     @property
     def token_file(self) -> Path | None:
-        """The file with the token of this machine, if the settings have none."""
+        """The file with this machine's token, if the settings contain none."""
         return self._token_file
 
     def callers_text(self) -> str:
-        """Who is let in, for `nanoloop doctor`; raises `SettingsError` like `link`."""
+        """Return who is let in, for `nanoloop doctor`; raises `SettingsError` like `link`."""
         if self._token_file is not None:
             known_token(self._token_file)
         if self.backend.access.callers.is_open:
@@ -182,7 +184,7 @@ class WebChannel:
         return f"a token is needed{where}"
 
     def _take_token(self) -> None:
-        """Know the token of this machine, made now if there is none; raises `SettingsError`."""
+        """Read this machine's token, generating one if necessary; raises `SettingsError`."""
         if self._token_file is None or self._token:
             return
         self._token, self._is_new = token_in(self._token_file)
@@ -191,7 +193,7 @@ class WebChannel:
         callers.add(Token(caller=EVERYONE, secret=self._token), where=where)
 
     def unbind(self) -> None:
-        """Stop listening, for callers that only wanted to know whether it can."""
+        """Stop listening, for callers that only check whether the port is free."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -216,7 +218,7 @@ class WebChannel:
             group.cancel_scope.cancel()
 
     def app(self) -> ASGIApp:
-        """The ASGI application, with everything that protects it."""
+        """Return the ASGI application, including the checks that protect it."""
         return Guard(
             make_site(self.backend),
             hosts=self._hosts(),
@@ -224,22 +226,22 @@ class WebChannel:
         )
 
     def _hosts(self) -> Collection[str] | None:
-        """The host names that requests may use; None if everyone needs a token."""
+        """Return the host names that requests may use, or None if everyone needs a token."""
         own = {*LOOPBACK_NAMES, self._address.host, *self._address.hosts}
         return own if is_loopback(self._address.host) or self._address.hosts else None
 
     async def send(self, item: Outbound | TextStreamed) -> None:
-        """Tell every reader of this session."""
+        """Send an item to every reader of its session."""
         self._news.take(item)
 
     def hear(self, event: Event) -> None:
-        """Tell every reader of its session what happened."""
+        """Report an event to every reader of its session."""
         self._news.hear(event)
 
 
 MADE_ADVICE = (
-    "the page and the API need a token, also on this machine: log in with the one in this file, "
-    "send it as the API key, or set channels.web.open_on_loopback = true to let everyone in who "
+    "the page and the API need a token, even on this machine: log in with the one in this file, "
+    "send it as the API key, or set channels.web.open_on_loopback = true to let in everyone who "
     "uses this machine"
 )
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -247,7 +249,7 @@ BACKLOG = 2048
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Return whether only this machine can reach this host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -255,7 +257,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket listening there; raises OSError with a sentence if that is not possible."""
+    """Return a socket that listens at this address; raises `SettingsError` if it can't."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -269,19 +271,19 @@ def listening_socket(host: str, port: int) -> socket.socket:
 STORE_SECONDS = 3
 """How long the store may take to respond."""
 PROBE = "web:readyz"
-"""A key without a session."""
+"""A session key that is never used, to check the store with."""
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @serve("GET", "/healthz", is_public=True, is_admitted=True)
 async def alive(_: ApiCall) -> Response:
-    """Whether it is alive."""
+    """Check that the process is alive."""
     return JSONResponse({"status": "ok"})
 
 
 @serve("GET", "/readyz", is_public=True, is_admitted=True)
 async def ready(call: ApiCall) -> Response:
-    """Whether it takes messages."""
+    """Check that messages can be answered."""
     checks = {
         "loop": call.backend.parts.runner.is_serving,
         "store": await _reaches_store(call.backend),
@@ -301,9 +303,9 @@ async def _reaches_store(backend: Backend) -> bool:
 
 @serve("GET", "/metrics", produces=("text/plain",))
 async def metrics(call: ApiCall) -> Response:
-    """The counters of all chats together, for Prometheus."""
+    """Return the counters of all chats together, for Prometheus."""
     if not call.who.is_operator and METRICS not in call.who.rights:
-        raise Refusal(403, "this token may not read the metrics: allow it by its may_use")
+        raise Refusal(403, 'this token may not read the metrics: add "metrics" to its may_use')
     counted = call.backend.parts.snapshot()
     own = {"open_streams": len(call.backend.streams), "feeds": len(call.backend.feeds)}
     text = "\n".join([*_lines(counted, own), ""])
@@ -334,7 +336,7 @@ def _numbered(metric: str, values: Mapping[str, float]) -> Iterator[str]:
 
 
 class Login(RequestBody):
-    """A token."""
+    """A token to log in with."""
 
     token: Annotated[str, Field(min_length=1, max_length=500)]
 
@@ -353,7 +355,7 @@ async def login(call: ApiCall, shown: Login) -> Response:
 
 @serve("POST", "/logout", status=204, is_public=True)
 async def logout(call: ApiCall) -> Response:
-    """End the login of this cookie, wherever the cookie is."""
+    """End this cookie's login, in every browser that has the cookie."""
     access, response = call.backend.access, Response(status_code=204)
     cookie = call.request.cookies.get(access.cookie, "")
     if access.callers.of_cookie(cookie) is not None:
@@ -364,7 +366,7 @@ async def logout(call: ApiCall) -> Response:
 
 
 def _set(call: ApiCall, response: Response, value: str, seconds: int) -> None:
-    # The page's own word: behind a proxy the request itself comes without encryption.
+    # Judged by the page's origin, because a proxy may forward requests without encryption.
     origin = call.request.headers.get("origin", "")
     response.set_cookie(
         call.backend.access.cookie,
@@ -378,7 +380,7 @@ def _set(call: ApiCall, response: Response, value: str, seconds: int) -> None:
 
 @serve("GET", "/api/me", is_public=True, is_counted=False)
 async def me(call: ApiCall) -> Response:
-    """Who the caller is, and which agents there are."""
+    """Return the caller's name and the available agents."""
     if call.caller is None:
         return JSONResponse({"login": True})
     parts = call.backend.parts
@@ -408,7 +410,7 @@ _GIVEN_OUT = {
 
 @serve("POST", "/api/attachments", status=201, refuses=(413, 415, 422))
 async def upload(call: ApiCall, data: bytes) -> Response:
-    """Upload an image or a text; its name goes in the header X-Name, percent-encoded."""
+    """Upload an image or a text file; its name goes in the header X-Name, percent-encoded."""
     mime_type = mime_type_of(data) if data else None
     if mime_type is None:
         raise Refusal(415, "send an image (png, jpeg, gif, webp) or a UTF-8 text file")
@@ -427,7 +429,7 @@ async def upload(call: ApiCall, data: bytes) -> Response:
 
 
 def _safe_name(name: str) -> str:
-    """The last part of a name, visible characters only."""
+    """Return the last part of a path, with visible characters only."""
     last = name.replace("\\", "/").rpartition("/")[2]
     shown = "".join(sign if sign.isprintable() else " " for sign in last).strip()
     return shown[:NAME_LIMIT] or "file"
@@ -435,7 +437,7 @@ def _safe_name(name: str) -> str:
 
 @serve("GET", "/api/attachments/{attachment}", produces=("image/*", "text/plain"))
 async def download(call: ApiCall) -> Response:
-    """An uploaded file."""
+    """Download an uploaded file."""
     attachment_id = str(call.request.path_params["attachment"])
     kept = await call.backend.attachments.about(attachment_id)
     may = kept is not None and call.who.may_use(kept.owner, kept.sessions)
@@ -457,7 +459,7 @@ def _no_file(attachment_id: str) -> Refusal:
 
 @serve("DELETE", "/api/attachments/{attachment}", status=204)
 async def remove(call: ApiCall) -> Response:
-    """Delete a file that you uploaded, for good; messages that it came with keep its name."""
+    """Delete a file that you uploaded, for good; messages that included it keep its name."""
     attachment_id = str(call.request.path_params["attachment"])
     kept = await call.backend.attachments.about(attachment_id)
     if kept is None or not call.who.owns(kept.owner):
@@ -471,14 +473,14 @@ DOCS_POLICY = f"default-src 'none'; style-src 'sha256-{DOCS_STYLE_HASH}'; frame-
 
 @serve("GET", "/openapi.json", is_public=True)
 async def openapi(call: ApiCall) -> Response:
-    """This API as an OpenAPI document."""
+    """Return this API as an OpenAPI document."""
     is_open = call.backend.access.callers.is_open
     return JSONResponse(document(OPERATIONS, is_open=is_open))
 
 
 @serve("GET", "/docs", produces=("text/html",), is_public=True)
 async def docs(_: ApiCall) -> Response:
-    """This API for people."""
+    """Return the API documentation as a page."""
     return HTMLResponse(docs_page(OPERATIONS), headers={"Content-Security-Policy": DOCS_POLICY})
 
 
@@ -502,7 +504,7 @@ _OPEN = frozenset(operation.path for operation in OPERATIONS if operation.is_adm
 
 
 def make_site(backend: Backend) -> Starlette:
-    """The application: the API, its description, the page."""
+    """Return the application: the API, its documentation, and the page."""
     routes: list[BaseRoute] = [operation.route(backend) for operation in OPERATIONS]
     routes += page_routes()
     return Starlette(
@@ -520,21 +522,21 @@ def _cors(backend: Backend) -> Middleware:
         CORSMiddleware,
         allow_origins=sorted(backend.access.origins),
         allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-        allow_headers=["*"],  # OpenAI's own clients send some of theirs
+        allow_headers=["*"],  # OpenAI's clients send headers of their own
         expose_headers=[HEADER, IGNORED, REPEATED, "Retry-After"],
     )
 
 
 async def _refused_by_router(_: Request, error: Exception) -> Response:
-    """The response to an error of the router itself."""
-    assert isinstance(error, HTTPException)  # noqa: S101 - it is called for these only
+    """Return the response to an error of the router itself."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - only called for these
     says = {404: "there is nothing here", 405: "this method is not allowed here"}
-    sentence = says.get(error.status_code, "that can't be served")
+    sentence = says.get(error.status_code, "this request can't be served")
     return error_response(error.status_code, sentence, headers=error.headers)
 
 
 async def _failed(backend: Backend, request: Request, error: Exception) -> Response:
-    """The response to a bug, which reveals nothing about it to the client."""
+    """Return the response to a bug, which reveals no details to the client."""
     parts, path = backend.parts, path_of(request.scope)
     request.scope[TOLD] = True
     return error_response(500, sentence_of(error, parts.sentences, path=path))
@@ -557,9 +559,9 @@ _SAFE = (
 
 
 class Guard:
-    """Lets requests for this host through, and logs each without its content.
+    """Rejects requests for other hosts, and logs every request without its content.
 
-    What everyone may call is served under any host name: it tells nothing.
+    Health checks are served under any host name, because they reveal nothing.
     """
 
     def __init__(self, app: ASGIApp, *, hosts: Container[str] | None, incidents: Incidents) -> None:
@@ -597,13 +599,13 @@ class Guard:
         if is_ours or scope["path"] in _OPEN:
             await self._app(scope, receive, send)
         else:
-            # A name that was made to point here would let its pages read everything.
+            # A page whose host name was made to point here could otherwise read everything.
             sentence = "not a host name of this server: add it to channels.web.hosts"
             await error_response(421, sentence)(scope, receive, send)
 
 
 class _Served:
-    """Sends, with the headers of every response."""
+    """Adds the security headers to every response."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -623,7 +625,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/@\[\]]*)(?::[0-9]{1,5})?")
 
 
 def _host_of(scope: Scope) -> str | None:
-    """The host without its port; None if it is malformed."""
+    """Return the host name without its port, or None if it is malformed."""
     host = next((value for name, value in scope["headers"] if name == b"host"), b"")
     found = _HOST.fullmatch(host.decode("latin-1").lower())
     return None if found is None else found[1]
@@ -642,13 +644,13 @@ class _PageFile:
 
     @classmethod
     def at(cls, path: Path) -> _PageFile:
-        """The file as it is now."""
+        """Read the file from this path."""
         body = path.read_bytes()
         kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
         return cls(body, kind, f'"{hashlib.sha256(body).hexdigest()[:16]}"')
 
     def response(self, request: Request) -> Response:
-        """The response, cached by browsers so that an update is visible at once."""
+        """Return the response, which browsers revalidate so that an update is visible at once."""
         headers = {"Cache-Control": "no-cache", "ETag": self.etag}
         if request.headers.get("if-none-match") == self.etag:
             return Response(status_code=304, headers=headers)
@@ -656,7 +658,7 @@ class _PageFile:
 
 
 def page_routes(folder: Path = STATIC) -> list[BaseRoute]:
-    """The page, and its files."""
+    """Return the routes of the page and its files."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     files = {path.relative_to(folder).as_posix(): _PageFile.at(path) for path in paths}
 

@@ -1,4 +1,4 @@
-"""The caller's sessions: listed, created, changed, exported, deleted, followed as events."""
+"""API operations on the caller's sessions: list, create, change, export, delete, follow."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from nanoloop.words import did_you_mean
 
 SESSION = "/api/sessions/{session}"
 SEARCHED = 50
-"""How many of the most recent sessions have their messages searched if no title matches."""
+"""How many of the latest sessions have their messages searched if no title matches."""
 Title = Annotated[str, Field(min_length=1, max_length=200)]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 _MEDIA = {"md": "text/markdown", "json": "application/json", "yaml": "application/yaml"}
 
 
 class SessionsQuery(BaseModel):
-    """Which sessions to list."""
+    """Selects the sessions to list."""
 
     search: Annotated[str, Field(max_length=200)] = ""
     archived: bool = False
@@ -43,14 +43,14 @@ class SessionsQuery(BaseModel):
 
 
 class NewSession(RequestBody):
-    """A session to create."""
+    """The settings of a new session."""
 
     agent: Name | None = None
     title: Title | None = None
 
 
 class SessionChange(RequestBody):
-    """What to change; the rest stays."""
+    """The fields to change; all others stay as they are."""
 
     title: Title | None = None
     archived: bool | None = None
@@ -58,7 +58,7 @@ class SessionChange(RequestBody):
 
 
 class ExportQuery(BaseModel):
-    """The form of an export."""
+    """The format of an export."""
 
     format: Literal["md", "json", "yaml"] = "md"
 
@@ -82,7 +82,7 @@ async def _visible(call: ApiCall, asked: SessionsQuery) -> AsyncIterator[Session
 
 
 async def _newest(call: ApiCall, asked: SessionsQuery) -> list[SessionInfo]:
-    """The most recent sessions, up to the first one past the page: the rest need not be read."""
+    """Return the latest sessions, stopping one after the requested page."""
     infos: list[SessionInfo] = []
     end = None if asked.after else asked.limit
     async for info in _visible(call, asked):
@@ -104,7 +104,7 @@ async def _found(call: ApiCall, asked: SessionsQuery) -> list[SessionInfo]:
 
 @serve("POST", "/api/sessions", status=201, refuses=(422,))
 async def begin(call: ApiCall, given: NewSession) -> Response:
-    """Begin a session."""
+    """Create a session."""
     session_id = f"{call.who.prefix}{new_id()}"
     if not call.who.sees(session_id):
         raise Refusal(403, "this token may not create sessions: its pattern allows only one")
@@ -118,7 +118,7 @@ async def begin(call: ApiCall, given: NewSession) -> Response:
 
 
 def _chosen_agent(call: ApiCall, name: str | None) -> str | None:
-    """The agent for a new session; None for the usual one. Raises a refusal."""
+    """Return the agent for a new session, or None for the default one; raises a refusal."""
     if name is not None:
         return _known_agent(call, name)
     call.check_agent(call.agent)
@@ -126,7 +126,7 @@ def _chosen_agent(call: ApiCall, name: str | None) -> str | None:
 
 
 def _known_agent(call: ApiCall, name: str) -> str:
-    agents = call.agents  # no others are named to anyone
+    agents = call.agents  # agents that the caller may not use are never named
     if name in agents:
         return name
     advice = did_you_mean(name, agents, "/api/me lists them", shown=str)
@@ -135,14 +135,14 @@ def _known_agent(call: ApiCall, name: str) -> str:
 
 @serve("GET", SESSION)
 async def show(call: ApiCall) -> Response:
-    """One session at a glance."""
+    """Show a session's title, agent and state."""
     session = await call.backend.parts.sessions.fresh(call.session_id)
     return JSONResponse(shown_session(call.backend, session))
 
 
 @serve("PATCH", SESSION, refuses=(422,))
 async def change(call: ApiCall, given: SessionChange) -> Response:
-    """Rename it, archive it, change its agent."""
+    """Rename or archive a session, or change its agent."""
     sessions = call.backend.parts.sessions
     session = await sessions.fresh(call.session_id)
     agent = None if given.agent is None else _known_agent(call, given.agent)
@@ -158,20 +158,20 @@ async def change(call: ApiCall, given: SessionChange) -> Response:
 
 @serve("DELETE", SESSION, status=204)
 async def delete(call: ApiCall) -> Response:
-    """Delete it for good."""
+    """Delete a session for good."""
     parts, session_id = call.backend.parts, call.session_id
     session = await parts.sessions.fresh(session_id)
     await parts.sessions.delete(session_id)
     call.backend.receipts.forget(session_id)
     call.backend.watch.tell_deleted(session_id)
-    # Last: a turn that was stopped before would still give its client half an answer.
+    # Last: a turn stopped before the deletion would still send its client half an answer.
     await parts.runner.stop_anywhere(session.key or session_id)
     return Response(status_code=204)
 
 
 @serve("GET", f"{SESSION}/export", produces=tuple(_MEDIA.values()))
 async def export(call: ApiCall, form: ExportQuery) -> Response:
-    """The whole of it as a file."""
+    """Download a whole session as a file."""
     session = await call.backend.parts.sessions.store.get(call.session_id)
     work = {"md": session.to_markdown, "json": session.dump_json, "yaml": session.dump_yaml}
     text = await run_sync(work[form.format])
@@ -189,13 +189,13 @@ def _tell(backend: Backend, session: Session) -> None:
 
 
 def shown_about(session: Session) -> dict[str, Any]:
-    """The title of a session, and where it belongs."""
+    """Return a session's title, agent and whether it is archived."""
     is_archived = bool(session.metadata.get(ARCHIVED))
     return {"title": session.title, "agent": session.agent, "archived": is_archived}
 
 
 def shown_session(backend: Backend, session: Session) -> dict[str, Any]:
-    """A session at a glance."""
+    """Return a session's title, agent and state."""
     shown = _shown(backend, session)
     shown["entries"] = session.entry_count
     shown["pending"] = max(0, session.pending_seq - session.covered_seq)
@@ -204,7 +204,7 @@ def shown_session(backend: Backend, session: Session) -> dict[str, Any]:
 
 
 def _shown_info(backend: Backend, info: SessionInfo) -> dict[str, Any]:
-    """Like `shown_session`, for a session that was not opened."""
+    """Like `shown_session`, for a session that is not open."""
     shown = _shown(backend, info)
     shown |= {"entries": info.entries, "pending": info.pending, "archived": info.archived}
     return shown
@@ -223,7 +223,7 @@ def _shown(backend: Backend, session: Session | SessionInfo) -> dict[str, Any]:
 
 
 class EventsQuery(BaseModel):
-    """What else to tell."""
+    """Selects the events to include."""
 
     list: bool = False
     """Whether to include changes to the list of sessions."""
@@ -231,9 +231,9 @@ class EventsQuery(BaseModel):
 
 @serve("GET", f"{SESSION}/events", produces=("text/event-stream",))
 async def of_session(call: ApiCall, asked: EventsQuery) -> ASGIApp:
-    """What happens in a session, as it happens; resumable by Last-Event-ID."""
+    """Follow a session's events as they happen; resumable by Last-Event-ID."""
     session = await call.backend.parts.sessions.fresh(call.session_id)
-    # First: what others wrote while nobody read it is behind the place of one who comes back.
+    # First, so that changes made while nobody was reading come before a reader's position.
     call.backend.watch.catch_up(session)
     feed = call.backend.feeds.of(session.id)
     watched = FeedCursor(feed, after=_last_event_id(call))
@@ -247,7 +247,7 @@ async def of_session(call: ApiCall, asked: EventsQuery) -> ASGIApp:
 
 
 def _hello(backend: Backend, session: Session, feed: Feed) -> dict[str, Any]:
-    """The state of the session: what the current answer says so far."""
+    """Return the session's state, including the current answer so far."""
     key, running = session.key or session.id, feed.running
     return {
         "session": session.id,
@@ -260,7 +260,7 @@ def _hello(backend: Backend, session: Session, feed: Feed) -> dict[str, Any]:
 
 @serve("GET", "/api/events", produces=("text/event-stream",))
 async def of_all(call: ApiCall) -> ASGIApp:
-    """Which sessions have changed, as it happens."""
+    """Follow changes to the list of sessions as they happen."""
     watched = FeedCursor(call.backend.feeds.changes, sees=call.who.sees)
     hello = FeedEvent(watched.place, "hello", {}, is_place=False)
     return _stream(call, [watched], [hello])
@@ -269,7 +269,7 @@ async def of_all(call: ApiCall) -> ASGIApp:
 def _stream(
     call: ApiCall, watched: Sequence[FeedCursor], first: Sequence[FeedEvent]
 ) -> EventStream:
-    """The stream of these feeds, for as long as its reader is admitted."""
+    """Return a stream of these feeds that ends when the reader loses access."""
     access = call.backend.access
     return EventStream(
         call.backend.streams,
@@ -282,19 +282,19 @@ def _stream(
 
 
 def _last_event_id(call: ApiCall) -> int | None:
-    """The id of the last event that the client received, if it sent one."""
+    """Return the id of the last event that the client received, or None if it sent none."""
     return number_in(call.request.headers.get("last-event-id", ""))
 
 
 class CorrectedSummary(RequestBody):
-    """Another text for the summary."""
+    """A corrected text for the summary."""
 
     text: Annotated[str, Field(max_length=20_000)]
 
 
 @serve("GET", f"{SESSION}/memory")
 async def memory(call: ApiCall) -> Response:
-    """Which part of the session is where."""
+    """Show which parts of a session are in the log, the summary and the window."""
     session = await call.backend.parts.sessions.fresh(call.session_id)
     return JSONResponse(await _memory_of(call.backend, session))
 
@@ -311,7 +311,7 @@ async def correct(call: ApiCall, given: CorrectedSummary) -> Response:
 
 @serve("POST", f"{SESSION}/memory/summarise", status=202)
 async def summarise(call: ApiCall) -> Response:
-    """Have older messages summarised now."""
+    """Start summarising older messages now."""
     parts = call.backend.parts
     session = await parts.sessions.fresh(call.session_id)
     evicted = await parts.summarizer.compact(session, keep=parts.keep)

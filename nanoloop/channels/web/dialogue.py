@@ -1,4 +1,4 @@
-"""A session's messages: shown page by page, sent, stopped, asked again."""
+"""API operations on a session's messages: list, send, stop and retry them."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ CHANNEL = "web"
 MessageId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 Text = Annotated[str, Field(max_length=100_000)]
 KEPT_SECONDS = 5
-"""How long a request waits for its message to be stored, before its client has to retry."""
+"""How long a request waits for its message to be stored before its client has to retry."""
 
 
 class NewMessage(RequestBody):
-    """A message."""
+    """A message to send."""
 
     text: Text = ""
     message_id: MessageId = Field(default_factory=lambda: uuid4().hex)
     """Chosen by the sender; a message sent again with the same id is answered only once."""
     attachments: Annotated[list[str], Field(max_length=10)] = Field(default_factory=list)
-    """Ids of earlier uploads."""
+    """The ids of earlier uploads."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -56,16 +56,16 @@ class NewMessage(RequestBody):
 
 
 class Retry(RequestBody):
-    """The last question again."""
+    """A request to answer the last question again."""
 
     text: Text | None = None
-    """Its new text; by default, the text stays the same."""
+    """The question's new text; by default, the text stays the same."""
     message_id: MessageId = Field(default_factory=lambda: uuid4().hex)
 
 
 @serve("POST", f"{SESSION}/messages", status=202, refuses=(422,), takes_names=True)
 async def say(call: ApiCall, said: NewMessage) -> Response:
-    """Say something; the answer comes as events."""
+    """Send a message; the answer arrives as events."""
     if not said.text.strip() and not said.attachments:
         raise Refusal(422, "text: must not be empty")
     body = f"{call.session_id}\n{said.model_dump_json(exclude_unset=True)}"
@@ -83,25 +83,25 @@ async def say(call: ApiCall, said: NewMessage) -> Response:
 
 
 def _name_of(said: NewMessage | Retry, named: MessageName, session: Session) -> str:
-    """The name of its message."""
+    """Return the id of the message: the one given, or else one derived from its name."""
     named.settle(session)
     return said.message_id if "message_id" in said.model_fields_set else named.message_id
 
 
 def check_same(known: Iterable[Entry], message: Inbound) -> None:
-    """Raise a refusal if one of these has the message's name and different content."""
+    """Raise a refusal if one of these has the message's id but different text."""
     named = (entry for entry in known if message_id_of(entry) == message.message_id)
     if any(typed(entry) != message.text for entry in named):
         raise Refusal(422, OTHER_BODY)
 
 
 async def hand_in(backend: Backend, message: Inbound) -> Outcome:
-    """Have a message stored; it is durable when this returns. Raises a refusal.
+    """Hand in a message, which is stored when this returns; raises a refusal.
 
     A message refused with 503 may still be stored later; its id ensures that it is taken only once.
     """
     outcome = await _kept(backend, message)
-    # No await since it was kept: readers hear of it before anything comes of it.
+    # No await since it was stored, so readers see the message before its answer.
     tell_accepted(backend, message)
     return outcome
 
@@ -150,7 +150,7 @@ def inbound(
     account: str,
     files: Sequence[Attachment] = (),
 ) -> Inbound:
-    """A message of the web for this session."""
+    """Build a message from the web for this session."""
     return Inbound(
         channel=CHANNEL,
         chat=session.id,
@@ -171,7 +171,7 @@ def asked_by(
     key: str,
     files: Sequence[Attachment] = (),
 ) -> Inbound:
-    """The caller's message, with the agents that they may choose by a command."""
+    """Build the caller's message; a command may choose only among the caller's agents."""
     message = inbound(session, text, message_id, key=key, account=call.who.account, files=files)
     if not is_command_text(text):
         return message
@@ -179,9 +179,9 @@ def asked_by(
 
 
 async def lane_of(backend: Backend, session: Session, account: str) -> str:
-    """The key in whose lane this session's messages wait; at their turn it means this session.
+    """Return the key whose lane this session's messages wait in; switch the key to this session.
 
-    Raises a refusal for a session of another channel that its chat has left.
+    Raises a refusal if the session belongs to another channel whose chat has moved on.
     """
     key = session.key or session.id
     sessions = backend.parts.sessions
@@ -189,7 +189,7 @@ async def lane_of(backend: Backend, session: Session, account: str) -> str:
         return key
     if not key.startswith(f"{CHANNEL}:"):
         raise Refusal(409, "its chat continues in another session: write to that one")
-    if backend.parts.runner.is_busy(key):  # then it comes back here behind what goes on elsewhere
+    if backend.parts.runner.is_busy(key):  # otherwise running messages would be affected
         text, name = f"/switch {session.id}", f"switch-{uuid4().hex}"
         await _kept(backend, inbound(session, text, name, key=key, account=account))
     else:
@@ -198,7 +198,7 @@ async def lane_of(backend: Backend, session: Session, account: str) -> str:
 
 
 def tell_accepted(backend: Backend, message: Inbound) -> None:
-    """Tell all readers of the session that this was said."""
+    """Tell all readers of the session about a new message."""
     feed = backend.feeds.of(message.chat)
     if not feed.is_news("accepted", str(message.message_id)):
         return
@@ -224,7 +224,7 @@ async def stop(call: ApiCall) -> Response:
 
 @serve("POST", f"{SESSION}/retry", status=202, refuses=(422,), takes_names=True)
 async def retry(call: ApiCall, again: Retry) -> Response:
-    """Take the last exchange back and ask again, when its turn comes."""
+    """Discard the last exchange and answer its question again."""
     backend, sessions = call.backend, call.backend.parts.sessions
     body = f"{call.session_id}\nretry\n{again.model_dump_json(exclude_unset=True)}"
     named = backend.names.of(call.request, call.who, body)
@@ -241,7 +241,7 @@ async def retry(call: ApiCall, again: Retry) -> Response:
 
 
 def _check_again(session: Session) -> None:
-    """Raise a refusal if there is no question to ask again here, or it can't be taken back."""
+    """Raise a refusal if the session has no question to answer again, or it can't be undone."""
     if session.awaiting or messages_among(session.waiting):
         return
     if not last_exchange(session.entries_between(0, session.last_seq)):
@@ -250,7 +250,7 @@ def _check_again(session: Session) -> None:
 
 
 def _tell_again(backend: Backend, session: Session, name: str) -> None:
-    """Tell all readers of the session what is asked again, and what it replaces."""
+    """Tell all readers of the session which question is answered again."""
     backend.watch.catch_up(session)
     known = (*session.waiting, *session.window)
     asked = next((entry for entry in known if message_id_of(entry) == name), None)
@@ -260,7 +260,7 @@ def _tell_again(backend: Backend, session: Session, name: str) -> None:
 
 
 def shown_accepted(entry: Entry) -> dict[str, Any]:
-    """A stored message, in the form that its readers receive."""
+    """Return a stored message in the form sent to readers."""
     files = entry.metadata.get("attachments") or ()
     return {
         "message_id": message_id_of(entry),
@@ -270,7 +270,7 @@ def shown_accepted(entry: Entry) -> dict[str, Any]:
 
 
 class MessagesQuery(BaseModel):
-    """Which messages: at most `limit` before this number, or the newest."""
+    """Selects messages: at most `limit` before this number, or the newest."""
 
     before: Annotated[int, Field(ge=1, le=2**53)] | None = None
     limit: Annotated[int, Field(ge=1, le=200)] = 50
@@ -278,7 +278,7 @@ class MessagesQuery(BaseModel):
 
 @serve("GET", f"{SESSION}/messages")
 async def messages(call: ApiCall, asked: MessagesQuery) -> Response:
-    """What was said, page by page from the newest."""
+    """List a session's messages, page by page from the newest."""
     sessions = call.backend.parts.sessions
     session = await sessions.fresh(call.session_id)
     upto = session.last_seq if asked.before is None else min(asked.before - 1, session.last_seq)
@@ -289,7 +289,7 @@ async def messages(call: ApiCall, asked: MessagesQuery) -> Response:
 
 
 async def _newest(store: Store, session_id: str, *, upto: int, count: int) -> list[dict[str, Any]]:
-    """At least this many of the newest messages up to a number, if there are that many."""
+    """Return at least this many of the newest messages up to a number, or all there are."""
     found: list[dict[str, Any]] = []
     while len(found) < count and upto > 0:
         after = max(0, upto - ENTRIES_READ)
@@ -300,7 +300,7 @@ async def _newest(store: Store, session_id: str, *, upto: int, count: int) -> li
 
 
 def shown_entry(entry: Entry) -> dict[str, Any] | None:
-    """An entry as the page shows it, or None if it shows nothing."""
+    """Return an entry in the form shown on the page, or None if it is not shown."""
     told = _TELLS.get(entry.type)
     if told is None:
         return None
@@ -329,7 +329,7 @@ _MARKS = ("message_id", "sender", "stopped", "finish_reason")
 
 
 def shown_attachment(file: Mapping[str, Any]) -> dict[str, Any]:
-    """A file that came with a message, with its address."""
+    """Return a message's attachment with its URL."""
     ref = str(file.get("ref") or "")
     is_here = ref.startswith(SCHEME)
     url = f"/api/attachments/{ref.removeprefix(SCHEME)}" if is_here else None

@@ -1,4 +1,4 @@
-"""What happens in a session, for all its readers: bounded, and resumable by id."""
+"""The events of each session, for all its readers: bounded, and resumable by id."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from nanoloop.channels.web.watch import Sight
 
 EVENTS_KEPT = 512
-"""How many events a feed keeps for returning readers; those that missed more start afresh."""
+"""How many events a feed keeps for returning readers; those that missed more start over."""
 BYTES_KEPT = 256_000
-"""How many bytes they may take in total; the newest one is kept whatever its size."""
+"""How many bytes a feed's events may take; the newest is kept whatever its size."""
 EVENT_BYTES = 100
 """The approximate size of an event without its text."""
 TOLD_KEPT = 100
@@ -57,29 +57,29 @@ TOLD_KEPT = 100
 
 
 class Wake(Protocol):
-    """Wakes a reader."""
+    """Wakes a reader when there are new events."""
 
     def set(self) -> None:
-        """Signal that there is something new; never waits."""
+        """Signal that there are new events; never waits."""
         ...
 
 
 @dataclass(slots=True)
 class FeedEvent:
-    """One event; it is encoded when it is sent, once for all readers."""
+    """One event, encoded once for all readers when it is first sent."""
 
     id: int
     name: str
     data: Mapping[str, Any]
     about: str = ""
-    """The session that it belongs to."""
+    """The session that the event belongs to."""
     is_place: bool = True
-    """Whether a returning reader can resume from it."""
+    """Whether a returning reader can resume from this event."""
     _frame: bytes | None = field(default=None, init=False)
 
     @property
     def frame(self) -> bytes:
-        """The event as `text/event-stream`."""
+        """The event in the format `text/event-stream`."""
         if self._frame is None:
             place = f"id: {self.id}\n" if self.is_place else ""
             data = json.dumps(self.data)
@@ -88,9 +88,9 @@ class FeedEvent:
 
     @property
     def size(self) -> int:
-        """Its approximate size in bytes."""
+        """The event's approximate size in bytes."""
         texts = (value for value in self.data.values() if isinstance(value, str))
-        # Other signs than ASCII are six bytes each where they are escaped.
+        # Non-ASCII characters take up to six bytes each when escaped.
         return EVENT_BYTES + sum(len(text) * (1 if text.isascii() else 6) for text in texts)
 
 
@@ -104,12 +104,12 @@ class RunningAnswer:
 
     @property
     def text(self) -> str:
-        """The text so far."""
+        """The answer's text so far."""
         return "".join(self.pieces)
 
 
 class Feed:
-    """The latest events of one session, and the readers to wake when there are more."""
+    """The latest events of one session, and the readers to wake when new ones arrive."""
 
     def __init__(self, ids: Iterator[int], *, is_resumable: bool = True) -> None:
         self._ids = ids
@@ -120,20 +120,20 @@ class Feed:
         self.last = next(ids)
         """The newest event's id."""
         self._floor = self.last
-        """Events up to this id are gone."""
+        """Events up to this id have been dropped."""
         self.running: RunningAnswer | None = None
         self.sight: Sight | None = None
-        """Its session's state when it was last checked for what other processes wrote."""
+        """The session's state when readers were last told what other processes wrote."""
         self._told: BoundedDict[tuple[str, str], None] = BoundedDict(TOLD_KEPT)
 
     @property
     def is_read(self) -> bool:
-        """Whether anybody reads it."""
+        """Whether the feed has any readers."""
         return bool(self._readers)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody reads it and no answer is being written."""
+        """Whether the feed has no readers and no answer is being written."""
         return not self._readers and self.running is None
 
     def add(self, name: str, data: Mapping[str, Any], *, about: str = "") -> None:
@@ -152,20 +152,20 @@ class Feed:
             reader.set()
 
     def is_news(self, name: str, of: str) -> bool:
-        """Whether no event has reported this name yet; marks it as reported.
+        """Return whether this is the first report of this name, and remember it.
 
-        A message is reported both by the process that takes it and by one that finds it stored.
+        Both the process that receives a message and one that finds it in the store report it.
         """
         is_told = (name, of) in self._told
         self._told[name, of] = None
         return not is_told
 
     def has_since(self, event_id: int) -> bool:
-        """Whether all events after this id are still there."""
+        """Return whether all events after this id are still available."""
         return self._floor <= event_id <= self.last
 
     def since(self, event_id: int) -> list[FeedEvent]:
-        """The events after this id."""
+        """Return the events after this id."""
         found: list[FeedEvent] = []
         for event in reversed(self._events):
             if event.id <= event_id:
@@ -174,30 +174,30 @@ class Feed:
         return found[::-1]
 
     def watch(self, wake: Wake) -> None:
-        """From now on, set this whenever there is something new."""
+        """Add a reader to wake whenever there are new events."""
         self._readers.add(wake)
 
     def unwatch(self, wake: Wake) -> None:
-        """Stop setting it."""
+        """Remove a reader."""
         self._readers.discard(wake)
 
 
 class Feeds:
-    """A feed for each session that anyone reads or that is active, and one for all changes."""
+    """One feed for each session that is read or active, and one for changes to all sessions."""
 
     def __init__(self, *, limit: int = 1000) -> None:
-        # They grow over restarts too: an id of an earlier process is older than all of this one.
+        # Ids start at the time, so that they are larger than those of earlier processes.
         self._ids = count(time.time_ns() // 1000)
         self._limit = limit
         self._feeds: OrderedDict[str, Feed] = OrderedDict()
         self.changes = Feed(self._ids, is_resumable=False)
-        """Reports which sessions have changed, for lists of them, besides their own events."""
+        """Reports which sessions have changed, for lists of sessions."""
 
     def __len__(self) -> int:
         return len(self._feeds)
 
     def of(self, session_id: str) -> Feed:
-        """The feed of this session."""
+        """Return this session's feed, creating it if necessary."""
         feed = self._feeds.get(session_id)
         if feed is None:
             feed = self._feeds[session_id] = Feed(self._ids)
@@ -206,15 +206,15 @@ class Feeds:
         return feed
 
     def known(self, session_id: str) -> Feed | None:
-        """The feed of this session, if there is one."""
+        """Return this session's feed, or None if it has none."""
         return self._feeds.get(session_id)
 
     def being_read(self) -> list[str]:
-        """The sessions that someone is reading now."""
+        """Return the ids of the sessions that someone is reading now."""
         return [session_id for session_id, feed in self._feeds.items() if feed.is_read]
 
     def _let_go(self) -> None:
-        """Forget the least recently used idle feeds, checking a few each time."""
+        """Drop the least recently used idle feeds, checking a few each time."""
         for session_id in list(self._feeds)[: max(0, len(self._feeds) - self._limit)][:8]:
             if self._feeds[session_id].is_idle:
                 del self._feeds[session_id]
@@ -238,18 +238,18 @@ _MEMORY: Mapping[type[Event], str] = {
 }
 
 _FACTS = ("error", "seconds", "tokens_in", "tokens_out", "tokens_cached")
-"""What is reported about a turn besides its state."""
+"""The fields of a turn's event that are reported besides its state."""
 
 
 class FeedWriter:
-    """Turns what the loop says and does into events for readers; it never waits."""
+    """Converts messages and events of the loop into events for readers; never waits."""
 
     def __init__(self) -> None:
         self.feeds = Feeds()
         self.receipts = Receipts()
 
     def take(self, item: Outbound | TextStreamed) -> None:
-        """Report an answer, or a piece of one."""
+        """Report an answer or a piece of one."""
         feed = self.feeds.of(item.chat)
         if isinstance(item, TextStreamed):
             _take_piece(feed, item)
@@ -262,7 +262,7 @@ class FeedWriter:
         feed.add("answer", answer)
 
     def hear(self, event: Event) -> None:
-        """Report what happened."""
+        """Report an event of the loop."""
         kind = type(event)
         if kind in _TURN:
             self._hear_turn(event, _TURN[kind])
@@ -290,7 +290,7 @@ class FeedWriter:
         self._tell_changed(event.session_id)
 
     def _tell(self, session_id: str, name: str, data: Mapping[str, Any]) -> None:
-        # A session that nobody reads and that isn't the web's own needs no feed.
+        # A session with no feed has no readers, so nothing needs to be reported.
         feed = self.feeds.known(session_id)
         if feed is not None:
             feed.add(name, data)
@@ -321,35 +321,35 @@ RECEIPTS_OF_ONE = 20
 
 
 class Receipts:
-    """The newest receipts of the most recently summarised sessions."""
+    """The latest receipts of the most recently summarised sessions."""
 
     def __init__(self) -> None:
         self._kept: BoundedDict[str, deque[dict[str, Any]]] = BoundedDict(RECEIPT_SESSIONS)
 
     def add(self, event: SummaryCommitted) -> None:
-        """Keep this receipt for its session."""
+        """Keep a receipt for the current session."""
         session_id = current_session()
         receipt = {**asdict(event), "time": rfc3339(datetime.now(timezone.utc))}
         self._kept[session_id] = kept = self._kept.get(session_id, deque(maxlen=RECEIPTS_OF_ONE))
         kept.append(receipt)
 
     def of(self, session_id: str) -> list[dict[str, Any]]:
-        """The receipts of one session, newest last."""
+        """Return a session's receipts, newest last."""
         return list(self._kept.get(session_id, ()))
 
     def forget(self, session_id: str) -> None:
-        """Forget a session's receipts."""
+        """Drop a session's receipts."""
         self._kept.pop(session_id, None)
 
 
 KEEP_ALIVE_SECONDS = 15
-"""After this much silence a comment is sent, to see whether the reader is still there."""
+"""After this much silence, a comment is sent to check whether the reader is still connected."""
 LOGIN_SECONDS = 2
-"""How old the knowledge may be that a reader is still logged in when it is sent something."""
+"""How often to check that a reader is still logged in before sending more."""
 TOGETHER_SECONDS = 0.02
-"""How long to collect more text after a piece of it; nobody reads that fast."""
+"""How long to collect more text after a piece, because nobody reads that fast."""
 RETRY = b"retry: 1000\n\n"
-"""How soon a browser reconnects, in milliseconds."""
+"""Tells browsers to reconnect after this many milliseconds."""
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -363,7 +363,7 @@ class FeedCursor:
     def __init__(
         self, feed: Feed, *, after: int | None = None, sees: Callable[[str], bool] | None = None
     ) -> None:
-        """Given `after`, an event's id, events since then are included, except pieces of text."""
+        """With `after`, an event's id, start after it; pieces of text before now are skipped."""
         self.feed = feed
         self.has_gap = after is not None and not feed.has_since(after)
         self._after = feed.last if after is None or self.has_gap else after
@@ -376,7 +376,7 @@ class FeedCursor:
         return self._after
 
     def take(self) -> list[FeedEvent]:
-        """Take the new events, or a `reset` if some of them are gone."""
+        """Take the new events, or a single `reset` if some have been dropped."""
         before, self._after = self._after, self.feed.last
         if before == self.feed.last:
             return []
@@ -385,7 +385,7 @@ class FeedCursor:
         return [event for event in self.feed.since(before) if self._shows(event)]
 
     def _shows(self, event: FeedEvent) -> bool:
-        # What was said so far is told when a reader comes, pieces from before would be twice.
+        # A new reader gets the text so far at once, so earlier pieces would repeat it.
         if event.name == "text" and event.id <= self._missed_upto:
             return False
         return self._sees is None or self._sees(event.about)
@@ -404,17 +404,17 @@ class Waker:
         self._event.set()
 
     def end(self) -> None:
-        """Signal that there will be nothing more."""
+        """Signal that nothing more will follow."""
         self.is_over = True
         self._event.set()
 
     def dismiss(self) -> None:
-        """Signal that its reader is no longer admitted."""
+        """Signal that the reader is no longer allowed to read."""
         self.is_dismissed = True
         self._event.set()
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until there is something new; False if the time ran out."""
+        """Wait for a signal; return False if the time ran out."""
         with anyio.move_on_after(seconds):
             await self._event.wait()
         if not self._event.is_set():
@@ -426,11 +426,11 @@ class Waker:
 STREAMS = 2000
 """How many event streams may be open at once, on all pages together."""
 SHARE_OF_CONNECTIONS = 3 / 8
-"""The share of all connections that they may use: less than one address may."""
+"""The share of all connections that streams may use, less than one address may."""
 
 
 class OpenStreams:
-    """The streams of all readers: limited in number, and ended together."""
+    """The open event streams of all readers, limited in number and ended together."""
 
     def __init__(self) -> None:
         self._open: dict[Waker, str] = {}
@@ -439,13 +439,13 @@ class OpenStreams:
         self._is_over = False
 
     def __len__(self) -> int:
-        """The number of open streams."""
+        """Return the number of open streams."""
         return len(self._open)
 
     def enter(self, waker: Waker, *, owner: str, login: str = "") -> None:
-        """Add a stream; raises a refusal if too many are open, or this owner has almost all.
+        """Add a stream; raises a refusal if too many are open, in total or for this owner.
 
-        `login` is the cookie by which its reader was admitted, if it was one.
+        `login` is the cookie that admitted the reader, if any.
         """
         if self._is_over or not self._shares.has_room(owner):
             raise try_later(503, "too many event streams are open: try again soon", seconds=5)
@@ -460,20 +460,20 @@ class OpenStreams:
         self._logins.pop(waker, None)
 
     def end_login(self, login: str) -> None:
-        """End those whose readers were admitted by this cookie."""
+        """End the streams of readers admitted by this cookie."""
         for waker, admitted_by in self._logins.items():
             if admitted_by == login:
                 waker.dismiss()
 
     def end(self) -> None:
-        """End all of them, and accept no more."""
+        """End all streams and accept no more."""
         self._is_over = True
         for waker in self._open:
             waker.end()
 
 
 class EventStream:
-    """Sends a feed's events, until its reader has left or all streams end."""
+    """Sends a feed's events until the reader disconnects or all streams end."""
 
     def __init__(
         self,
@@ -485,10 +485,10 @@ class EventStream:
         login: str,
         is_valid: Callable[[], Awaitable[bool]],
     ) -> None:
-        """`first` is sent before anything new; raises a refusal if too many are open.
+        """`first` is sent before anything new; raises a refusal if too many streams are open.
 
-        It ends as soon as the reader's `login` is ended here, and soon after `is_valid` says that
-        its reader is no longer admitted.
+        The stream ends as soon as this process ends the reader's `login`, and soon after `is_valid`
+        returns False.
         """
         self._streams = streams
         self._watched = watched
@@ -499,7 +499,7 @@ class EventStream:
         streams.enter(self._waker, owner=owner, login=login)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve this reader."""
+        """Serve the reader."""
         if scope["method"] == "HEAD":
             self._waker.end()
         with ExitStack() as stack:
@@ -519,7 +519,7 @@ class EventStream:
             if self._waker.is_over:
                 await send_body(send, b"", more=False)
                 return
-            if any(event.name == "text" for event in events):  # fast words go out together
+            if any(event.name == "text" for event in events):  # fast pieces are sent together
                 await anyio.sleep(TOGETHER_SECONDS)
             data = b""
             if not await self._waker.wait(KEEP_ALIVE_SECONDS):
@@ -537,7 +537,7 @@ class EventStream:
         if time.monotonic() - self._checked < LOGIN_SECONDS:
             return True
         self._checked = time.monotonic()
-        with suppress(StoreError):  # nobody knows: those who are here may stay
+        with suppress(StoreError):  # can't be checked now, so the reader may stay
             return await self._is_valid()
         return True
 
@@ -546,14 +546,14 @@ class EventStream:
 
 
 async def send_body(send: Send, body: bytes, *, more: bool = True) -> bool:
-    """Send part of a body; False if the client took too long to receive it."""
+    """Send part of a body; return False if the client took too long to receive it."""
     with anyio.move_on_after(PATIENCE_SECONDS) as patience:
         await send({"type": "http.response.body", "body": body, "more_body": more})
     return not patience.cancelled_caught
 
 
 async def _has_left(receive: Receive) -> bool:
-    """Whether the client has gone; checks without waiting."""
+    """Return whether the client has disconnected, without waiting."""
     while True:
         message = None
         with anyio.CancelScope() as scope:

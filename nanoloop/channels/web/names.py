@@ -1,4 +1,4 @@
-"""The names of messages: a message sent again under its name is the same message."""
+"""Names for messages, so that a message sent twice under the same name is taken once."""
 
 from __future__ import annotations
 
@@ -27,55 +27,55 @@ if TYPE_CHECKING:
 KEY = "Idempotency-Key"
 KEY_CHARS = 255
 RETRIES = "X-Stainless-Retry-Count"
-"""OpenAI's SDK sends it with each request: how many times it has sent the same one before."""
+"""A header of OpenAI's SDK: how many times it has sent this request before."""
 NAMES_SECONDS = 600
-"""How long an answer is available under its name; the SDK retries within this time."""
+"""How long an answer stays available under its name; the SDK retries within this time."""
 NAMES_OF_ONE = 1000
-"""How many names of one caller are remembered; a message itself keeps its id for longer."""
+"""How many names are remembered per caller; a message itself keeps its id for longer."""
 GRACE_SECONDS = 10
-"""How long the answer to a disconnected client continues, so that it can come back."""
+"""How long an answer continues after its client disconnects, so that the client can return."""
 OTHER_BODY = f"this {KEY} belongs to another message: use a different one for each message"
 
 
 @dataclass(slots=True, kw_only=True)
 class MessageName:
-    """The name of a message, and its answer if there is one."""
+    """The name of a message, with the answer if there is one."""
 
     message_id: str
-    """A message whose id its session has seen is not taken again."""
+    """The message's id; a session takes each id only once."""
     begins: str = ""
-    """The prefix of the ids of this caller's messages with the same body; empty without a name."""
+    """The prefix of the ids for this caller and body; empty if the request has no name."""
     is_key: bool = False
-    """Whether the client has chosen it, and can come back at any time."""
+    """Whether the client chose the name, and so can return for the answer at any time."""
     is_again: bool = False
-    """Whether its client has sent it before, perhaps under another id in its session."""
+    """Whether the client has sent the message before, perhaps under another id."""
     since: float = 0
     answer: SharedAnswer | None = None
 
     @property
     def grace_seconds(self) -> float | None:
-        """How long its answer continues without a client; None means to the end."""
+        """How long the answer continues without a client; None means until it is complete."""
         if self.is_key:
             return None
         return GRACE_SECONDS if self.begins else 0
 
     @property
     def lasting(self) -> SharedAnswer | None:
-        """Its answer, if a repeated message should get that one."""
+        """The answer, if a repeated request should get the same one."""
         return self.answer if self.answer is not None and self.answer.is_lasting else None
 
     @property
     def is_good(self) -> bool:
-        """False if its message was deleted or refused: then it needs another id."""
+        """False if the message was deleted or refused, so that it needs a new id."""
         return self.answer is None or self.answer.is_lasting
 
     @property
     def is_refused(self) -> bool:
-        """Whether its message was not stored."""
+        """Whether the message was refused and so not stored."""
         return not self.is_good and self.answer is not None and not self.answer.is_given_up
 
     def settle(self, session: Session) -> None:
-        """Use the name it has in the session, if it was said before a restart."""
+        """Use the id that the session already has for this message, if it was sent before."""
         if self.is_again:
             self.message_id = _newest_like(self.begins, session) or self.message_id
 
@@ -88,18 +88,18 @@ def _newest_like(begins: str, session: Session) -> str | None:
 
 
 class MessageNames:
-    """The names that callers have given: each caller's own, bounded in number and age."""
+    """The names that each caller has given, limited in number and age."""
 
     def __init__(
         self, secret: Callable[[], bytes], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`secret` is the key of digests of bodies: whoever reads the store can't try texts."""
+        """`secret` is the key for digests of bodies, so that ids in the store don't reveal them."""
         self._secret = cache(secret)
         self._clock = clock
         self._of: dict[str, BoundedDict[str, MessageName]] = {}
 
     def of(self, request: Request, caller: Caller, body: str) -> MessageName:
-        """The name of this request; raises a refusal if another body has it.
+        """Return the name of this request; raises a refusal if it was used for another body.
 
         A request without a name gets a unique one.
         """
@@ -124,12 +124,12 @@ class MessageNames:
         known = names.get(f"body {begins}") if is_again else None
         if known is not None and known.is_good:
             return known
-        # What was refused is in no session; what was stopped may be, or what came before a restart.
+        # A refused message is in no session; a stopped one, or one from before a restart, may be.
         may_be_there = is_again and (known is None or not known.is_refused)
         return self._keep(names, f"body {begins}", _unkeyed(begins, is_again=may_be_there))
 
     def _names_of(self, caller: Caller) -> BoundedDict[str, MessageName]:
-        """This caller's names, without those that are too old."""
+        """Return the caller's names after dropping those that are too old."""
         names = self._of.setdefault(caller.name, BoundedDict(NAMES_OF_ONE))
         since = self._clock() - NAMES_SECONDS
         while names and (oldest := next(iter(names))) and names[oldest].since < since:
@@ -145,12 +145,12 @@ class MessageNames:
 
 
 def _keyed(caller: Caller, key: str, begins: str) -> MessageName:
-    """A name whose id is derived from the key, so it is the same after a restart."""
+    """Return a name whose id is derived from the key, so that it survives a restart."""
     return MessageName(message_id=_digest(caller.name, key)[:40], begins=begins, is_key=True)
 
 
 def _unkeyed(begins: str, *, is_again: bool) -> MessageName:
-    """A name with a new id each time, as the same words may be said twice."""
+    """Return a name with a new id each time, as the same text may be sent twice on purpose."""
     name = f"{begins}-{uuid4().hex[:8]}"
     return MessageName(message_id=name, begins=begins, is_again=is_again)
 
@@ -162,11 +162,11 @@ def _digest(*texts: str) -> str:
 ENTRIES_READ = 100
 """How many entries are read at a time."""
 LOOKED_THROUGH = 2000
-"""How many entries are searched for a message; anything older is not a retry."""
+"""How many entries are searched for a message; a retry is never older than that."""
 
 
 async def exchange_of(store: Store, session: Session, message_id: str) -> Sequence[Entry]:
-    """A message in the log with everything after it; empty if it is not among the newest."""
+    """Return a message and everything after it; empty if it is not among the newest entries."""
     later: list[Entry] = []
     upto = session.last_seq
     while upto > 0 and len(later) < LOOKED_THROUGH:
@@ -180,7 +180,7 @@ async def exchange_of(store: Store, session: Session, message_id: str) -> Sequen
 
 
 def answer_in(said: Sequence[Entry]) -> Entry | None:
-    """The answer to the first of these messages; None if it was not completed, or was stopped."""
+    """Return the answer to the first of these entries, or None if it is missing or stopped."""
     newest: Entry | None = None
     for entry in said[1:]:
         if is_asked(entry):

@@ -1,4 +1,4 @@
-"""Reports what other processes commit in a session being read, like events of our own."""
+"""Reports to readers what other processes write in their sessions."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 
 LOOKED_AT = 200
-"""How many sessions one check asks the store for; with more readers, each is checked less often."""
+"""How many sessions are checked at once; with more readers, each is checked less often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """The state of a session when its readers were last told."""
+    """The state of a session when its readers were last told about it."""
 
     log: ReferenceType[Log]
-    """A different object once the session has been reloaded from its store."""
+    """Refers to another object once the session has been reloaded from its store."""
     upto: int
-    """The last settled entry: the question being answered is not settled."""
+    """The number of the last entry before the question that is being answered, if any."""
     newest: int
     taken_back: tuple[tuple[int, int], ...]
-    """The parts of the log that were taken back."""
+    """The parts of the log that were undone."""
     elsewhere: int
-    """The question that another process is answering, or 0."""
+    """The number of the question that another process is answering, or 0."""
     moved: str
     about: Mapping[str, Any]
     memory: tuple[Any, ...]
@@ -54,18 +54,18 @@ class SessionWatch:
         self._looked_at: list[str] = []
 
     async def run(self) -> None:
-        """Check as often as the loop does: a process on its own has little to see."""
+        """Check until cancelled, at intervals that depend on how many processes share the store."""
         while True:
             await anyio.sleep(self._nodes.look_seconds)
             await self.look()
 
     async def look(self) -> None:
-        """Report what is new in the sessions that are being read."""
+        """Report the changes in the sessions that are being read."""
         if not self._looked_at:
             self._looked_at = self._feeds.being_read()
         for session_id in list(islice(self._looked_at, LOOKED_AT)):
             self._looked_at.remove(session_id)
-            with suppress(NanoloopError):  # away, or damaged: whoever asks for it is told
+            with suppress(NanoloopError):  # the store failed; requests report that
                 await self._look_at(session_id)
 
     async def _look_at(self, session_id: str) -> None:
@@ -80,7 +80,7 @@ class SessionWatch:
             self.catch_up(session)
 
     def catch_up(self, session: Session) -> None:
-        """Report what others wrote since the last check; our own is already reported."""
+        """Report what other processes wrote since the last check; our own events are known."""
         feed = self._feeds.of(session.id)
         before, now = feed.sight, self._sight_of(session)
         feed.sight = now
@@ -89,7 +89,7 @@ class SessionWatch:
                 feed.is_news("accepted", _name_of(entry))
             return
         if before.taken_back != now.taken_back:
-            feed.add("undone", {})  # by whomever
+            feed.add("undone", {})  # whichever process undid it
         if before.log() is not session.log:
             self._tell_talk(feed, session, before, now)
             self._tell_standing(feed, session, before, now)
@@ -130,7 +130,7 @@ class SessionWatch:
             self._tell_changed(session.id)
 
     def _tell_standing(self, feed: Feed, session: Session, before: Sight, now: Sight) -> None:
-        """Report changes of a session other than its messages."""
+        """Report changes to a session other than its messages."""
         if now.memory != before.memory:
             feed.add("memory", {"reason": "changed"})
         if now.moved and now.moved != before.moved:
@@ -140,7 +140,7 @@ class SessionWatch:
             self._tell_changed(session.id)
 
     def _has_ended(self, session: Session, before: Sight, now: Sight) -> bool:
-        """Whether another process's turn has ended."""
+        """Return whether a turn in another process has ended."""
         is_others = session.by != self._nodes.me
         return bool(before.elsewhere) or (is_others and now.newest > before.newest)
 
@@ -154,13 +154,13 @@ def _shown_answer(question: Entry, answer: Entry) -> dict[str, Any]:
 
 
 def _said(session: Session, after: int) -> list[Entry]:
-    """Messages from the web after this number, including those still waiting."""
+    """Return the web's messages after this number, including those still waiting."""
     said = (*(entry for entry in session.window if entry.seq > after), *session.waiting)
     return [entry for entry in said if is_asked(entry) and _is_ours(entry)]
 
 
 def _is_ours(entry: Entry) -> bool:
-    """Whether it came from the web: other channels tell their chats themselves."""
+    """Return whether a message is from the web: other channels tell their chats themselves."""
     return bool(entry.metadata.get("channel") == CHANNEL)
 
 
@@ -169,7 +169,7 @@ def _name_of(entry: Entry) -> str:
 
 
 def _answers(session: Session, after: int) -> Iterator[tuple[Entry, Entry]]:
-    """Answered questions from the web after this number, each with its answer."""
+    """Yield the web's questions after this number that have been answered, with their answers."""
     for question, *said in _exchanges([e for e in session.window if e.seq > after]):
         ends = [entry for entry in said if entry.type != THINKING and entry.role != "user"]
         is_open = session.awaiting and session.awaiting >= question.seq

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's format, whole or streamed, and how to wait for one in a session."""
+"""Answers in OpenAI's format, whole or streamed, including those of a session."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from nanoloop.session.queue import message_id_of
 from nanoloop.session.session import Session
 
 HEAD_SECONDS = 2
-"""How long a stream waits for its first word, so that a failure before it can set the status."""
+"""How long a stream waits for its first text, so that an early failure can set the status."""
 
 
 class SharedAnswer:
-    """The answer to one question, for all clients waiting for it; latecomers get it too."""
+    """The answer to one question, shared by all clients waiting for it, including late ones."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SharedAnswer:
         headers: Mapping[str, str],
         grace_seconds: float | None,
     ) -> None:
-        """The question is given up if no client is there for the grace period; None means never."""
+        """Give up the question if no client is connected for the grace period; None means never."""
         self.form = form
         self.headers = dict(headers)
         self.pieces: list[str] = []
@@ -71,34 +71,34 @@ class SharedAnswer:
         self._changed = anyio.Event()
         self._has_begun = self._is_ending = False
         self.is_given_up = False
-        """Whether it was given up because no client was waiting any more."""
+        """True if the question was given up because no client was waiting any more."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the answer is complete or has failed."""
         return self.completion is not None or self.refusal is not None
 
     @property
     def is_lasting(self) -> bool:
-        """Whether a repeated request should get this too: what wasn't stored may be stored now."""
+        """Whether a repeated request should get this answer; not after a failure to be retried."""
         if self.refusal is not None and self.refusal.headers.get(AGAIN) != "false":
             return False
         return not self.is_given_up
 
     def join(self, waker: Waker) -> None:
-        """Send this client everything that comes."""
+        """Add a client, which receives the answer as it arrives."""
         self._waiting.add(waker)
         self._tell_change()
 
     def leave(self, waker: Waker) -> None:
-        """Send it nothing more."""
+        """Remove a client."""
         self._waiting.discard(waker)
         if self.is_over and not self._waiting:
-            self.pieces.clear()  # it is in the answer
+            self.pieces.clear()  # the completion has the whole text
         self._tell_change()
 
     def end(self) -> None:
-        """Continue only while clients are there; without any, it need not finish here."""
+        """Continue only while clients are connected; without any, the answer is abandoned."""
         self._is_ending = True
         self._tell_change()
 
@@ -107,7 +107,7 @@ class SharedAnswer:
         self._changed = anyio.Event()
 
     async def ask(self) -> None:
-        """Have the question answered; does nothing if it is already being answered."""
+        """Have the question answered, unless this has been started already."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -134,7 +134,7 @@ class SharedAnswer:
             waker.set()
 
     async def _watch(self, asking: anyio.CancelScope) -> None:
-        """Cancel it after the grace period if no client is connected."""
+        """Cancel the answer if no client is connected for the grace period."""
         while True:
             changed = self._changed
             seconds = inf if self._waiting else self._patience
@@ -152,8 +152,8 @@ class SharedAnswer:
         return inf if self._grace is None else self._grace
 
     def _come_to_end(self) -> None:
-        # Who comes back for it must find it, after a restart too. Who was refused asks anew, or
-        # has a key for what was not kept yet, and may be later.
+        # A returning client must find the answer, even after a restart. A refused request is asked
+        # again, or its key lets the client retry a message that was not stored yet.
         is_refused = self.refusal is not None and self._grace is not None
         if self.completion is None and (self.is_given_up or is_refused or self._grace == 0):
             self._question.give_up()
@@ -163,24 +163,24 @@ class SharedAnswer:
 
 
 class _AnswerWaker(Waker):
-    """A slot among the open streams that lets an answer finish."""
+    """Counts as an open stream, but lets the answer finish."""
 
     def __init__(self, answer: SharedAnswer) -> None:
         super().__init__()
         self._answer = answer
 
     def end(self) -> None:
-        """Let the answer continue: its turn ends by itself, or is ended."""
+        """Let the answer continue until its turn ends."""
         self._answer.end()
 
 
 class CompletionResponse:
-    """Sends an answer to a client; the first one starts it, and keeps it going for the others."""
+    """Sends an answer to a client; the first client starts it and keeps it going for others."""
 
     def __init__(
         self, answer: SharedAnswer, *, streams: OpenStreams, owner: str, headers: Mapping[str, str]
     ) -> None:
-        """Raises a refusal if too many are open."""
+        """Raises a refusal if too many streams are open."""
         self._answer = answer
         self._streams = streams
         self._headers = {**answer.headers, **headers}
@@ -220,7 +220,7 @@ class CompletionResponse:
 
 
 class CompletionStream(CompletionResponse):
-    """Like `CompletionResponse`, but in chunks."""
+    """Like `CompletionResponse`, but sends the answer in chunks."""
 
     async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._answer
@@ -254,13 +254,13 @@ class CompletionStream(CompletionResponse):
         if completion is None:
             return event(error_form(self._answer.refusal or Refusal(500, "")))
         missing = unshown(completion.text, said)
-        if missing is None:  # words before a tool was called, or pieces that were lost
+        if missing is None:  # text from before a tool call, or lost pieces
             missing = f"\n\n{completion.text}"
         return (form.piece(missing) if missing else b"") + form.last(completion)
 
 
 async def _leave_with(receive: Receive, serving: anyio.CancelScope) -> None:
-    """Cancel this scope when the client has gone."""
+    """Cancel this scope when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
     serving.cancel()
@@ -280,17 +280,17 @@ class Completion:
     finish_reason: str = "stop"
     usage: Usage = field(default_factory=Usage)
     tool_calls: Sequence[Mapping[str, Any]] = ()
-    """Calls for the client to run, each in OpenAI's form."""
+    """Tool calls for the client to run, in OpenAI's format."""
 
     @property
     def reason(self) -> str:
-        """The finish reason that clients know."""
+        """The finish reason, limited to the values that clients know."""
         return self.finish_reason if self.finish_reason in _REASONS else "stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionForm:
-    """One answer's name and time, the same in all its chunks."""
+    """The format of one answer, with the id and time that all its chunks share."""
 
     model: str
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid4().hex}")
@@ -298,7 +298,7 @@ class CompletionForm:
     with_usage: bool = False
 
     def whole(self, completion: Completion) -> dict[str, Any]:
-        """The answer as one object."""
+        """Return the answer as one object."""
         calls = list(completion.tool_calls)
         message: dict[str, Any] = {
             "role": "assistant",
@@ -315,15 +315,15 @@ class CompletionForm:
         }
 
     def first(self) -> bytes:
-        """The chunk that names the role."""
+        """Return the first chunk, which contains the role."""
         return self._chunk({"role": "assistant", "content": "", "refusal": None})
 
     def piece(self, text: str) -> bytes:
-        """A chunk with some of the text."""
+        """Return a chunk with some of the text."""
         return self._chunk({"content": text})
 
     def last(self, completion: Completion) -> bytes:
-        """All chunks that come after the text."""
+        """Return the chunks that follow the text."""
         calls = [{"index": i, **call} for i, call in enumerate(completion.tool_calls)]
         data = self._chunk({"tool_calls": calls}) if calls else b""
         data += self._chunk({}, completion.reason)
@@ -342,12 +342,12 @@ class CompletionForm:
 
 
 def event(data: Mapping[str, Any]) -> bytes:
-    """One event of a stream."""
+    """Encode one event of a stream."""
     return f"data: {_encode(data)}\n\n".encode("utf-8", "replace")
 
 
 def usage_form(usage: Usage) -> dict[str, Any]:
-    """The total usage of an answer, over all its steps."""
+    """Return the total usage of an answer, over all its steps."""
     return {
         "prompt_tokens": usage.tokens_in,
         "completion_tokens": usage.tokens_out,
@@ -357,21 +357,21 @@ def usage_form(usage: Usage) -> dict[str, Any]:
 
 
 class Question(Protocol):
-    """Something to be answered."""
+    """A question that can be answered once."""
 
     async def ask(self, hear: OnText) -> Completion:
-        """The answer, after passing its pieces to `hear`; raises a refusal or one of our errors."""
+        """Return the answer, passing each piece to `hear` first; raises a refusal or our errors."""
         ...
 
     def give_up(self) -> None:
-        """Cancel it because nobody is waiting for it; finished work is kept."""
+        """Cancel the question because nobody is waiting; finished work is kept."""
         ...
 
 
 LOOK_SECONDS = 5
-"""How often to check whether it is still being worked on; it is lost if twice it isn't."""
+"""How often to check that the question is still being worked on; two failures mean it is lost."""
 AGAIN = "x-should-retry"
-"""The header that tells OpenAI's SDK whether to retry by itself."""
+"""A header that tells OpenAI's SDK whether to retry by itself."""
 WITHOUT_ANSWER = (
     "this message was sent before and got no complete answer: use another Idempotency-Key to ask "
     "again"
@@ -379,7 +379,7 @@ WITHOUT_ANSWER = (
 
 
 class SessionQuestion:
-    """A message that waits for its answer, or already has it."""
+    """A message in a session that is waiting for its answer, or already has one."""
 
     def __init__(self, backend: Backend, session: Session, message: Inbound) -> None:
         self._backend = backend
@@ -389,14 +389,14 @@ class SessionQuestion:
 
     @property
     def session_id(self) -> str:
-        """The session in which it is answered."""
+        """The id of the session in which the message is answered."""
         return self._session.id
 
     async def ask(self, hear: OnText) -> Completion:
-        """Like `Question`."""
+        """Return the answer, or the one from the log if the message is a repeat."""
         self._backend.watch.catch_up(self._session)
         outcome = await hand_in(self._backend, self._message)
-        # No await since it was kept: nothing of it is missed.
+        # No await since it was stored, so no event is missed.
         feed = self._backend.feeds.of(self._session.id)
         name = str(self._message.message_id)
         self._listening = listening = AnswerListener(feed, self._session, name, hear)
@@ -404,10 +404,10 @@ class SessionQuestion:
         try:
             if outcome == "repeated":
                 listening.catch_up()
-                # Not before what is being written is durable: the answer is looked for in the log.
+                # First let pending writes finish, because the answer is looked up in the log.
                 is_owed = await self._backend.parts.sessions.writer.look(self._session, self._owes)
                 if not is_owed and not listening.over.is_set():
-                    listening.over.set()  # there is nothing to give up
+                    listening.over.set()  # nothing to give up
                     return await self._found()
             await self._wait(listening.over)
             return self._outcome(listening)
@@ -415,7 +415,7 @@ class SessionQuestion:
             feed.unwatch(listening)
 
     def _owes(self, session: Session) -> bool:
-        """Whether it is waiting or being answered; raises a refusal if its content differs."""
+        """Return whether the message awaits its answer; raises a refusal if its text differs."""
         name = self._message.message_id
         asked = [entry for entry in session.window if entry.seq == session.awaiting]
         owed = [entry for entry in (*session.waiting, *asked) if message_id_of(entry) == name]
@@ -423,7 +423,7 @@ class SessionQuestion:
         return bool(owed)
 
     async def _found(self) -> Completion:
-        """Its answer in the log."""
+        """Return the message's answer from the log; raises a refusal if it has none."""
         name = str(self._message.message_id)
         said = await exchange_of(self._backend.parts.sessions.store, self._session, name)
         check_same(said[:1], self._message)
@@ -445,7 +445,7 @@ class SessionQuestion:
             idle = 0 if is_busy or is_command(self._message) else idle + 1
 
     def give_up(self) -> None:
-        """Like `Question`: delete the message, or stop its turn if that has changed nothing."""
+        """Delete the message if it is waiting, or stop its turn unless a tool changed something."""
         listening, key = self._listening, self._message.session_key
         if listening is not None and listening.over.is_set():
             return
@@ -453,14 +453,14 @@ class SessionQuestion:
             if not self._has_written():
                 self._backend.parts.runner.stop(key)
             return
-        # Also where it could not be kept yet: it may be later.
+        # Do this even if the message was not stored, because it may be stored later.
         name = self._message.message_id
         unsaid = Inbound(channel=CHANNEL, chat=self._session.id, text="", key=key, deletes=name)
         with suppress(BusFull):
             self._backend.parts.bus.put_nowait(unsaid)
 
     def _has_written(self) -> bool:
-        """Whether the turn has called a tool that may change something, so that it must finish."""
+        """Return whether the turn has called a tool that may change data, and so must finish."""
         session = self._session
         writes = self._backend.parts.agents.of(session).toolbox.writes
         done = [entry for entry in session.window if entry.seq > session.awaiting]
@@ -475,13 +475,13 @@ class SessionQuestion:
 
 
 def _not_to_be_sent_again(refusal: Refusal) -> Refusal:
-    """Mark a failure after which the session has the message, so that it isn't sent twice."""
+    """Mark a failure so that the client does not resend a message that the session has."""
     refusal.headers[AGAIN] = "false"
     return refusal
 
 
 class AnswerListener:
-    """Receives each event immediately, so that it sees the session's state at that moment."""
+    """Handles each event at once, while the session is still in that event's state."""
 
     def __init__(self, feed: Feed, session: Session, message_id: str, hear: OnText) -> None:
         self._feed = feed
@@ -492,20 +492,20 @@ class AnswerListener:
         self._tells = {"text": self._piece, "turn": self._turn, "answer": self._answer}
         self._tells["session"] = self._changed
         self.is_answering = False
-        """Whether the current turn is this message's."""
+        """Whether the current turn answers this message."""
         self.over = anyio.Event()
         self.text = ""
         self.kind = "error"
-        """As for an `Outbound`: an answer, a notice of the loop, or an apology."""
+        """The kind of the `Outbound`: an answer, a notice, or an error."""
         self.said = ""
-        """What was streamed."""
+        """The text streamed so far."""
         self.error = ""
-        """The name of the error, if it is known."""
+        """The name of the error, if known."""
         self._usage = Usage()
         self._finish_reason = "stop"
 
     def set(self) -> None:
-        """Take in new events."""
+        """Process new events."""
         events = self._feed.since(self._place)
         self._place = self._feed.last
         for event in events:
@@ -513,7 +513,7 @@ class AnswerListener:
                 self._tells[event.name](event.data)
 
     def catch_up(self) -> None:
-        """Take in what was said before this listener was added."""
+        """Process the text streamed before this listener was added."""
         self.is_answering = self._is_awaited()
         running = self._feed.running
         if running is not None and running.message_id == self._message_id and running.text:
@@ -521,7 +521,7 @@ class AnswerListener:
             self._hear(running.text)
 
     def completion(self, text: str) -> Completion:
-        """The answer with its usage."""
+        """Return the answer with its usage."""
         return Completion(text=text, finish_reason=self._finish_reason, usage=self._usage)
 
     def _piece(self, told: Mapping[str, Any]) -> None:
@@ -537,7 +537,7 @@ class AnswerListener:
             self._end_turn(told)
 
     def _is_awaited(self) -> bool:
-        """Whether this message is the one that its session has to answer now."""
+        """Return whether the session is answering this message now."""
         session = self._session
         asked = next((e for e in session.window if e.seq == session.awaiting), None)
         return asked is not None and asked.metadata.get("message_id") == self._message_id

@@ -1,4 +1,4 @@
-"""Chat completions in OpenAI's form: in a session, or with the whole conversation sent along."""
+"""Chat completions in OpenAI's format, in a session or with the whole conversation sent."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ from nanoloop.words import did_you_mean
 PATH = "/v1/chat/completions"
 HEADER = "X-Nanoloop-Session"
 IGNORED = "X-Nanoloop-Ignored"
-"""Names the parts of a request that the model does not get."""
+"""A response header that names the parts of a request that the model does not get."""
 REPEATED = "Idempotent-Replayed"
-"""Says that this answer was already given to an earlier, identical request."""
+"""A response header that marks the answer to an earlier, identical request."""
 NAME_LIMIT = 500
 Work = Callable[[Callable[[], Any]], Awaitable[Any]]
 
@@ -69,7 +69,7 @@ Work = Callable[[Callable[[], Any]], Awaitable[Any]]
     takes_names=True,
 )
 async def complete(call: ApiCall, asked: ChatRequest) -> ASGIApp:
-    """The next answer of a conversation, in OpenAI's form."""
+    """Return the next answer of a conversation in OpenAI's format."""
     asked.check()
     session = session_name(call, asked)
     body = f"{session}\n{asked.model_dump_json()}"
@@ -78,7 +78,7 @@ async def complete(call: ApiCall, asked: ChatRequest) -> ASGIApp:
     if not is_repeated:
         work = partial(call.backend.work, size=len(body))
         answer = await _answer(call, asked, session, named, work)
-        # Since the question was looked through, who sends it again may have begun it.
+        # Another request with the same name may have started in the meantime.
         named.answer = named.lasting or answer
     return (CompletionStream if asked.stream else CompletionResponse)(
         cast("SharedAnswer", named.answer),
@@ -91,9 +91,9 @@ async def complete(call: ApiCall, asked: ChatRequest) -> ASGIApp:
 async def _answer(
     call: ApiCall, asked: ChatRequest, name: str | None, named: MessageName, work: Work
 ) -> SharedAnswer:
-    """The answer to come; nothing has been started yet. Raises a refusal.
+    """Prepare the answer without starting it; raises a refusal.
 
-    `work` does what takes long with a large body.
+    `work` runs slow steps for a large body in a thread.
     """
     agent = agent_of(call, asked.model)
     form = CompletionForm(model=asked.model, with_usage=asked.wants_usage)
@@ -125,13 +125,13 @@ async def _answer(
 
 
 def _ignored(asked: ChatRequest) -> dict[str, str]:
-    """The header that names ignored options, if there are any."""
+    """Return the header that names ignored options, if any."""
     names = asked.options().keys() - {"response_format"}
     return {IGNORED: ", ".join(sorted(names))} if names else {}
 
 
 def _with_options(provider: Provider, fitted: WithOptions | None, asked: ChatRequest) -> Provider:
-    """The provider, with the request's options if they are allowed."""
+    """Return the provider with the request's options applied, if it supports options."""
     if fitted is None and asked.wants_form:
         raise invalid_field("response_format", "this model answers only with text")
     options = asked.options()
@@ -145,7 +145,7 @@ async def _in_session(
         raise invalid_field("tools", "in a session, tools run on the server: remove them")
     if asked.wants_form:
         raise invalid_field("response_format", "in a session, answers are text: remove it")
-    # Before the session: nothing is begun for what says nothing.
+    # First, so that an empty message creates no session.
     text, images = await new_in(call.backend, call.who.account, messages)
     session, key = await named_session(call, asked, name)
     call.check_ask(session, text)
@@ -155,9 +155,9 @@ async def _in_session(
 
 
 def session_name(call: ApiCall, asked: ChatRequest) -> str | None:
-    """The session that a request names, or None; raises a refusal.
+    """Return the session's name in a request, or None; raises a refusal.
 
-    The header takes precedence; if it is empty, there is no session whatever `user` says.
+    The header takes precedence: if it is empty, no session is used, whatever `user` says.
     """
     header = call.request.headers.get(HEADER)
     name = (asked.user if header is None else header) or ""
@@ -167,9 +167,9 @@ def session_name(call: ApiCall, asked: ChatRequest) -> str | None:
 
 
 async def named_session(call: ApiCall, asked: ChatRequest, name: str) -> tuple[Session, str]:
-    """The session and the key of its lane, created if it is new; raises a refusal.
+    """Return the session and the key of its lane, creating it if necessary; raises a refusal.
 
-    A name belongs to its caller alone. The header may also contain a full id, which has a colon.
+    Each caller's names are separate. The header may also contain a full id, which has a colon.
     """
     agent = asked.model if asked.model in call.backend.parts.agents else None
     if ":" in name and HEADER in call.request.headers:
@@ -198,9 +198,9 @@ async def _by_name(
 
 
 async def _key_of(backend: Backend, caller: Caller, name: str) -> str:
-    """The key of the session with this name, which it does not reveal beside a sealed store."""
+    """Return the key of the session with this name, hidden if the store is encrypted."""
     key, hidden = id_for_key(f"{caller.prefix}{name}"), backend.parts.hidden
-    if hidden is None or await _is_there(backend.parts.sessions, key):  # from before it was sealed
+    if hidden is None or await _is_there(backend.parts.sessions, key):  # created before encryption
         return key
     return id_for_key(f"{caller.prefix}{await hidden(name)}")
 
@@ -215,7 +215,7 @@ async def _is_there(sessions: Sessions, key: str) -> bool:
 
 
 def _check_sees(caller: Caller, session_id: str) -> None:
-    # Told alike whether it is there or not: nobody learns what others have.
+    # The same response whether or not the session exists, so that nothing is revealed.
     if not caller.sees(session_id):
         raise ClientRefusal(
             403, "this token has no access to that session", code="session_not_yours"
@@ -223,26 +223,26 @@ def _check_sees(caller: Caller, session_id: str) -> None:
 
 
 _SINCE = 0
-"""When agents were created: this is unknown, but clients want a number."""
+"""When agents were created: unknown, but clients expect a number."""
 
 
 @serve("GET", "/v1/models", of=ClientOperation)
 async def list_models(call: ApiCall) -> Response:
-    """The agents, in OpenAI's form."""
+    """List the agents in OpenAI's format."""
     models = [_shown_model(name) for name in call.agents]
     return JSONResponse({"object": "list", "data": models})
 
 
 @serve("GET", "/v1/models/{model}", of=ClientOperation)
 async def show_model(call: ApiCall) -> Response:
-    """One agent, in OpenAI's form."""
+    """Return one agent in OpenAI's format."""
     agent = agent_of(call, call.request.path_params["model"])
     return JSONResponse(_shown_model(agent.name))
 
 
 def agent_of(call: ApiCall, model: str) -> Agent:
-    """The agent with that name, or the usual one for its model's name. Raises a refusal."""
-    agents, known = call.backend.parts.agents, call.agents  # no others are named to anyone
+    """Return the agent for this name, or the usual one for its model's; raises a refusal."""
+    agents, known = call.backend.parts.agents, call.agents  # the error names no others
     if model in known:
         return agents[model]
     if model == call.backend.parts.model and call.agent is not None:
@@ -262,10 +262,10 @@ OPERATIONS: Sequence[Operation] = (complete, list_models, show_model)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConversation:
-    """What comes with a question."""
+    """The conversation that a client sends."""
 
     told: str
-    """The system messages at its beginning."""
+    """The text of the system messages at the beginning."""
     said: Session
     """The other messages, in a session that is in no store."""
     tools: Sequence[ToolSpec] = ()
@@ -275,13 +275,13 @@ class ClientConversation:
     def of(
         cls, messages: Sequence[Message], *, name: str, tools: Sequence[ToolSpec]
     ) -> ClientConversation:
-        """The conversation with these messages, under this id."""
+        """Build a conversation from these messages, with this id."""
         told, said = parted(messages)
         return cls(told=told, said=Session(id=name).add_chat_history(said), tools=tools)
 
 
 class StatelessQuestion:
-    """A turn in a session that is in no store; nothing is ever left out of it."""
+    """A turn in a session that is in no store; no message is ever left out of the prompt."""
 
     def __init__(
         self,
@@ -292,7 +292,7 @@ class StatelessQuestion:
         waits: AbstractAsyncContextManager[None],
         sentences: Sentences,
     ) -> None:
-        """`waits` is entered for the turn; it admits owners one after another."""
+        """`waits` is entered for the turn; it gives owners their turns one after another."""
         self._asked = asked
         self._agent = agent
         self._provider = provider
@@ -300,7 +300,7 @@ class StatelessQuestion:
         self._sentences = sentences
 
     async def ask(self, hear: OnText) -> Completion:
-        """Like `Question`."""
+        """Run the turn and return its answer."""
         turn = self._turn(hear)
         async with self._waits:
             with turn.about():
@@ -313,7 +313,7 @@ class StatelessQuestion:
         )
 
     def give_up(self) -> None:
-        """Like `Question`: nobody else knows about it."""
+        """Do nothing: no other part knows about the question."""
 
     def _turn(self, hear: OnText) -> Turn:
         session, agent, provider = self._asked.said, self._agent, self._provider

@@ -1,4 +1,4 @@
-"""Requests in OpenAI's format: which parts are used, passed to the model, refused or ignored."""
+"""Parses requests in OpenAI's format, and turns errors into its format."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ from nanoloop.protocols import ToolSpec
 from nanoloop.session.entry import SCHEME
 
 JSON_BYTES = 1_000_000
-"""How large a body may be beside its images."""
+"""The maximum size of a body without its images."""
 NESTED = 50_000
 """How many lists and objects a body may contain."""
 
 
 class ClientOperation(Operation):
-    """Accepts bodies as large as an upload, if most of that is images."""
+    """Accepts bodies as large as an upload if most of the size is images."""
 
     async def given(self, request: Request, backend: Backend) -> BaseModel:
-        """The checked content of the request; raises a refusal."""
+        """Read and validate the body of a request; raises a refusal."""
         limits = backend.limits
         data = await read_body(request, limits.upload_bytes, limits.body_seconds)
         return await backend.work(partial(self._parsed, data), size=len(data))
 
     def _parsed(self, data: bytes) -> BaseModel:
-        assert self.body is not None  # noqa: S101 - what else is taken has no operation
-        # Before it is parsed: a thread that parses holds up all others, so it must not take long.
+        assert self.body is not None  # noqa: S101 - every operation with parameters has a body
+        # Checked first, because parsing in a thread blocks all other threads.
         if _bytes_beside_images(data) > JSON_BYTES:
             raise ClientRefusal(
                 413, f"the request has more than {JSON_BYTES} bytes beside its images"
@@ -80,17 +80,17 @@ class ClientOperation(Operation):
         raise ClientRefusal(400, sentence, param=where or None, code="invalid_value")
 
     def refused(self, error: Exception, request: Request, backend: Backend) -> Response:  # noqa: ARG002 - as in `Operation`
-        """The response to any error, in OpenAI's form."""
+        """Return the response to any error, in OpenAI's format."""
         return client_error_response(refusal_of(error, backend, path=self.path))
 
 
 _IMAGE = b'"data:image/'
 _LEAST_IMAGE = 1000
-"""Smaller ones count as text, so that a million of them is too much."""
+"""Smaller images count as text, so that their number is limited."""
 
 
 def _bytes_beside_images(data: bytes) -> int:
-    """The size of a body without images: up to its next quote, each is one text for any parser."""
+    """Return the size of a body without images, each of which extends to the next quote."""
     images, end = 0, 0
     while end >= 0 and (start := data.find(_IMAGE, end)) >= 0:
         end = data.find(b'"', start + len(_IMAGE))
@@ -115,9 +115,9 @@ PASSED = frozenset(
         "verbosity",
     }
 )
-"""Options passed to the model if the whole conversation is sent and the provider takes options.
+"""Options passed to the model with a whole conversation, if the provider takes options.
 
-Otherwise, notably in a session, they are ignored, and a header of the response names them.
+Otherwise, and always in a session, they are ignored, and a response header names them.
 """
 REFUSED: Mapping[str, str] = {
     "audio": "only text answers are supported",
@@ -127,15 +127,15 @@ REFUSED: Mapping[str, str] = {
     "top_logprobs": "not supported",
     "web_search_options": "not supported: give the agent a tool",
 }
-"""Options that are refused because clients rely on them. Any others are ignored."""
+"""Options that are refused because clients rely on them. All others are ignored."""
 
 
 TOOLS = 512
-"""How many tools a client may bring along."""
+"""How many tools a client may send."""
 
 
 class ChatRequest(BaseModel):
-    """A conversation to continue, in OpenAI's form."""
+    """A conversation to continue, in OpenAI's format."""
 
     model_config = ConfigDict(extra="allow", hide_input_in_errors=True)
 
@@ -145,32 +145,32 @@ class ChatRequest(BaseModel):
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     user: Annotated[str, Field(max_length=500)] | None = None
-    """Names a session; the X-Nanoloop-Session header also does, and takes precedence."""
+    """Names a session; the X-Nanoloop-Session header does too, and takes precedence."""
     n: int | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=TOOLS)] | None = None
-    """The client's tools; the agent's own are always available."""
+    """The client's tools; the agent's own tools are always available."""
     tool_choice: Any = None
     response_format: dict[str, Any] | None = None
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
+        """Whether to report the usage at the end of a stream."""
         return bool((self.stream_options or {}).get("include_usage"))
 
     @property
     def wants_form(self) -> bool:
-        """Whether the answer must be in a form other than text."""
+        """Whether the answer must be in a format other than text."""
         return bool((self.response_format or {}).get("type", "text") != "text")
 
     def options(self) -> dict[str, Any]:
-        """The options that are passed on."""
+        """Return the options to pass to the model."""
         given = {"response_format": self.response_format, **(self.model_extra or {})}
         return {
             name: given[name] for name in sorted(PASSED & set(given)) if given[name] is not None
         }
 
     def check(self) -> None:
-        """Raise a refusal for anything unsupported."""
+        """Raise a refusal if the request asks for anything unsupported."""
         if self.n not in {None, 1}:
             raise invalid_field("n", f"must be 1, not {self.n}")
         extra = self.model_extra or {}
@@ -183,12 +183,12 @@ class ChatRequest(BaseModel):
 
 Message = dict[str, Any]
 IMAGE_PREFIXES = ("data:image/", "https://")
-"""The allowed prefixes of an image's address; no others are passed on, least of all ours."""
+"""The allowed prefixes of an image's URL; internal ones are never allowed."""
 SYSTEM = {"system", "developer"}
 
 
 def checked_messages(given: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The messages, with known fields only; raises a refusal."""
+    """Return the messages with their known fields only; raises a refusal."""
     return [_checked_message(message, f"messages[{index}]") for index, message in enumerate(given)]
 
 
@@ -295,7 +295,7 @@ def _image(image: Any, where: str) -> dict[str, str]:
 
 
 async def check_images(backend: Backend, messages: Sequence[Message]) -> None:
-    """Raise a refusal if the name of an image's host stands for a private address."""
+    """Raise a refusal if the host name of an image resolves to a private address."""
     contents = (said["content"] for said in messages if isinstance(said.get("content"), list))
     parts = (part for content in contents for part in content if part["type"] == "image_url")
     urls = (part["image_url"]["url"] for part in parts)
@@ -306,7 +306,7 @@ async def check_images(backend: Backend, messages: Sequence[Message]) -> None:
 
 
 def image_bytes(url: str) -> bytes:
-    """The content of a data URL; raises a refusal if it is broken."""
+    """Return the content of a data URL; raises a refusal if it is invalid."""
     head, _, data = url.partition(",")
     try:
         if head.endswith(";base64"):
@@ -319,16 +319,16 @@ def image_bytes(url: str) -> bytes:
 
 
 def parted(messages: Sequence[Message]) -> tuple[str, list[Message]]:
-    """The text of the system messages at the beginning, and everything after them."""
+    """Split off the text of the system messages at the beginning."""
     first = next((i for i, said in enumerate(messages) if said["role"] != "system"), len(messages))
     told = [said["content"] for said in messages[:first] if said["content"].strip()]
     return "\n\n".join(told), list(messages[first:])
 
 
 def new_parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The users' messages after the last answer, as parts; raises a refusal if there are none.
+    """Return the users' messages after the last answer, as parts; raises a refusal if none.
 
-    In a session the rest is already known: the earlier messages and the agent's prompt.
+    The session already has the earlier messages, and the agent has its own prompt.
     """
     answered = max(
         (i for i, m in enumerate(messages) if m["role"] in {"assistant", "tool"}), default=-1
@@ -345,7 +345,7 @@ def _parts_of(content: Any) -> list[dict[str, Any]]:
 
 
 TEXT_CHARS = 100_000
-"""The longest message."""
+"""The longest text that may be sent at a time."""
 IMAGES_AT_ONCE = 10
 IMAGE_NAME = "image"
 
@@ -353,7 +353,7 @@ IMAGE_NAME = "image"
 async def new_in(
     backend: Backend, owner: str, messages: Sequence[Message]
 ) -> tuple[str, Sequence[Attachment]]:
-    """The text and the images that are new to a session; raises a refusal."""
+    """Return the text and images that are new to a session; raises a refusal."""
     parts = new_parts(messages)
     text = "\n\n".join(part["text"] for part in parts if part["type"] == "text")
     images = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
@@ -392,7 +392,7 @@ NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 def client_tools(asked: ChatRequest, ours: Collection[ToolSpec]) -> Sequence[ToolSpec]:
-    """The tools in a request, if they may be used; raises a refusal."""
+    """Return the tools in a request, if they may be used; raises a refusal."""
     if asked.tool_choice not in (None, "auto", "none"):
         raise invalid_field(
             "tool_choice", "must be auto or none: the model chooses among all tools"
@@ -439,12 +439,12 @@ _STATUSES: Sequence[tuple[type[Exception], int, str | None]] = (
     (LaneFull, 429, "rate_limit_exceeded"),
     (StoreError, 503, None),
 )
-"""The first match counts."""
+"""The status and code for each error; the first match counts."""
 _LATER = {429, 503}
 
 
 class ClientRefusal(Refusal):
-    """A refusal that carries a machine-readable code."""
+    """A refusal with a machine-readable code."""
 
     def __init__(
         self,
@@ -461,12 +461,12 @@ class ClientRefusal(Refusal):
 
 
 def invalid_field(param: str, sentence: str) -> ClientRefusal:
-    """A refusal because of one field."""
+    """Return a refusal because of one field."""
     return ClientRefusal(400, f"{param}: {sentence}", param=param, code="invalid_value")
 
 
 def error_form(refusal: Refusal) -> dict[str, Any]:
-    """The refusal in OpenAI's form."""
+    """Return the body of a refusal in OpenAI's format."""
     kind = "server_error" if refusal.status >= 500 else "invalid_request_error"  # noqa: PLR2004
     return {
         "error": {
@@ -479,12 +479,12 @@ def error_form(refusal: Refusal) -> dict[str, Any]:
 
 
 def client_error_response(refusal: Refusal) -> JSONResponse:
-    """The refusal as a whole response."""
+    """Return the response for a refusal in OpenAI's format."""
     return JSONResponse(error_form(refusal), refusal.status, headers=refusal.headers)
 
 
 def refusal_of(error: Exception, backend: Backend, *, path: str) -> Refusal:
-    """What a client is told about an error; the operator finds the rest in the log."""
+    """Convert an error to a refusal without details, which the operator finds in the log."""
     parts = backend.parts
     match error:
         case Refusal():
@@ -503,14 +503,14 @@ def refusal_of(error: Exception, backend: Backend, *, path: str) -> Refusal:
 
 
 def refusal_of_name(name: str, sentence: str) -> Refusal:
-    """Like `refusal_of`, if only the error's name and what the chat was told are known."""
+    """Like `refusal_of`, if only the error's name and the text for the chat are known."""
     kind: Any = getattr(errors, name, None)
     is_ours = isinstance(kind, type) and issubclass(kind, NanoloopError)
     return refusal_of_kind(kind if is_ours else Exception, sentence)
 
 
 def refusal_of_kind(kind: type[Exception], sentence: str) -> Refusal:
-    """The refusal for errors of this kind."""
+    """Return the refusal for errors of this kind."""
     for known, status, code in _STATUSES:
         if issubclass(kind, known):
             later = try_later(status, "", seconds=LATER_SECONDS).headers
