@@ -79,7 +79,7 @@ def test_who_waits_is_listed_without_the_code(nanoloop, code):
 
 
 def test_a_code_lets_its_holder_in_once(nanoloop, code, tmp_path):
-    assert nanoloop("pair", "approve", code.lower()) == (0, "Ann may talk on fake now\n")
+    assert nanoloop("pair", "approve", code.lower()) == (0, "Ann now has access on fake\n")
     assert Pairing(tmp_path).is_in("fake", "1")
     assert nanoloop("pair", "approve", code)[0] == Exit.NOT_FOUND
     assert json.loads(nanoloop("pair", "list", "--json")[1])["people"][0]["id"] == "1"

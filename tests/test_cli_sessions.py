@@ -266,7 +266,7 @@ def test_a_fork_takes_nobodys_name_and_no_entry_that_is_not_there(capsys, stored
 
 def test_the_last_exchange_is_taken_back(capsys, stored):
     stored("terminal:a", "one", "two", "three", "four", trim=1)
-    assert "took back 2 entries: three" in nanoloop(capsys, "undo", "a").err
+    assert "removed 2 entries: three" in nanoloop(capsys, "undo", "a").err
     assert "already part of the summary" in nanoloop(capsys, "undo", "a", code=Exit.FAILED).err
     whole = json.loads(nanoloop(capsys, "export", "a").out)
     assert [m["content"] for m in whole["full_chat_history"]] == ["one", "two"]

@@ -119,7 +119,7 @@ def useful():
 
 async def talked(terminal, question, answer):
     """Ask at the prompt, and be answered."""
-    await terminal.shows("Ctrl-D leaves")
+    await terminal.shows("Ctrl-D quits")
     terminal.type(f"{question}\r")
     await terminal.shows(answer, within=60)
     terminal.type(LEAVE)
@@ -172,7 +172,7 @@ async def test_the_first_summary_is_told_of_though_nothing_more_is_said(home):
         home.set(OLLAMA_HOST=server.root)
         home.set(NANOLOOP_MESSAGE_BUFFER_LIMIT="4", NANOLOOP_MESSAGE_BUFFER_MIN="2")
         async with home.first_start() as terminal:
-            await terminal.shows("Ctrl-D leaves")
+            await terminal.shows("Ctrl-D quits")
             for question in ("hello", "again", "and again"):
                 terminal.type(f"{question}\r")
                 await terminal.shows("Here you are.")
@@ -235,7 +235,7 @@ async def test_the_model_worth_it_answers_and_its_first_summary_is_told_of(home,
     home.models.mkdir()
     shutil.copy(useful, home.models / FROM_INDEX.file)
     async with home.first_start() as terminal:
-        await terminal.shows("Ctrl-D leaves")
+        await terminal.shows("Ctrl-D quits")
         for number, question in enumerate(TALK):
             terminal.type(f"{question}\r")
             await terminal.until(lambda: home.turns_ended > number, within=FIRST_WORDS_SECONDS)  # noqa: B023 - called here only

@@ -710,7 +710,7 @@ def test_the_command_names_notes_that_keep_their_texts(request, run, tmp_path, p
     (tmp_path / "notes").write_text("a secret")
     (tmp_path / "channels" / "telegram.jsonl").symlink_to(tmp_path / "notes")
     code, said = run("store", "seal", keys=OLD)
-    assert (code, "telegram.jsonl: it can't be rewritten" in said) == (1, True)
+    assert (code, "telegram.jsonl: its texts can't be removed" in said) == (1, True)
 
 
 def test_the_command_refuses_while_a_process_serves_the_store(request, run, portal):
@@ -745,6 +745,6 @@ def test_what_can_not_be_read_stays_and_keeps_the_old_key_needed(request, run, t
     with closing(sqlite3.connect(tmp_path / "sessions.sqlite")) as file, file:
         file.execute("DELETE FROM section WHERE name = 'memo' AND session = 1")
     code, said = run("store", "seal", keys=f"{NEW},{OLD}")
-    assert (code, "part 'memo' is missing" in said, "1 things" in said) == (1, True, True)
+    assert (code, "part 'memo' is missing" in said, "1 items" in said) == (1, True, True)
     with pytest.raises(NotReadable):
         portal.call(made(NEW).load, "t")

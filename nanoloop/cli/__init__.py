@@ -1,7 +1,8 @@
 """The command line: finds the command, runs it, and reports errors in one sentence.
 
-A command is a module here, loaded when called: its `add_arguments(parser)` declares what it takes
-and its `run(args) -> int` runs it, unless it has actions (`add_actions`), each with its function.
+Each command is a module in this package, imported when the command is used. Its
+`add_arguments(parser)` declares the arguments and its `run(args) -> int` runs the command. A
+command with actions (`add_actions`) has a function for each action instead of `run`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Exit(IntEnum):
-    """The meaning of exit codes."""
+    """The exit codes of all commands."""
 
     DONE = 0
     FAILED = 1
@@ -53,12 +54,12 @@ class Exit(IntEnum):
 
 
 class CommandHelp(NamedTuple):
-    """What `--help` says about a command without loading it."""
+    """The help text of a command, available without importing its module."""
 
     promise: str
     examples: tuple[str, ...]
     flags: tuple[str, ...] = ("--config", "--data")
-    """The flags of `FLAGS` that it takes."""
+    """The options from `FLAGS` that the command accepts."""
 
 
 FLAGS = {
@@ -67,7 +68,7 @@ FLAGS = {
     "--model": ("NAME", "the model to use"),
     "--log-level": ("LEVEL", "the lowest level to log: debug, info, warning or error"),
 }
-"""Flags that several commands take, each with its value and meaning."""
+"""Options shared by several commands, each with its value and meaning."""
 
 
 COMMANDS = {
@@ -240,7 +241,7 @@ _EXITS: tuple[tuple[type[BaseException], Exit], ...] = (
 )
 _EXPECTED = tuple(kind for kind, _ in _EXITS)
 DEBUG = "--debug"
-"""Allowed anywhere on the command line; adds the traceback to an error."""
+"""Accepted anywhere on the command line; shows the traceback of an error."""
 
 _EXIT_CODES = """\
 exit codes:
@@ -254,7 +255,7 @@ exit codes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command and return its exit code."""
     adapt()
     words = sys.argv[1:] if argv is None else [*argv]
     is_debugged = DEBUG in words
@@ -264,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run([word for word in words if word != DEBUG])
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else Exit.DONE
-    except BaseException as error:  # noqa: BLE001 - whatever ended the command is told
+    except BaseException as error:  # noqa: BLE001 - any error that ends the command is reported
         code = _tell(error, is_debugged=is_debugged)
     if (lost := failure()) is not None:
         return _say(f"not all of the output could be written: {lost.strerror}", Exit.FAILED)
@@ -272,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def namesake() -> str:
-    """What to do if another project's files are mixed with ours; "" if they are not."""
+    """Return advice if another project's files are mixed with ours, otherwise an empty string."""
     packages = os.path.dirname(os.path.dirname(__path__[0]))  # noqa: PTH120 - pathlib is slow to load
     for name in os.listdir(packages):  # noqa: PTH208 - as above
         if name.startswith("nanoloop-") and name.endswith(".dist-info"):
@@ -290,12 +291,12 @@ NAMESAKE = (
 
 
 def load_settings(args: argparse.Namespace, *, can_ask: bool = True) -> Settings:
-    """The settings for a command; raises `SettingsError`.
+    """Load the settings for a command; raises `SettingsError`.
 
-    If a file in the current folder is not trusted, its user is asked once, at a terminal; or told
-    what was left out.
+    If a file in the current folder is not trusted, ask the user about it once at a terminal, or
+    else report which settings were left out.
     """
-    from nanoloop.settings import Settings  # noqa: PLC0415 - `--help` does without pydantic
+    from nanoloop.settings import Settings  # noqa: PLC0415 - `--help` must not load pydantic
 
     typed = vars(args)
     flags = {key: typed.get(key.replace(".", "_")) for key in ("data", "model", "log.level")}
@@ -311,7 +312,7 @@ def load_settings(args: argparse.Namespace, *, can_ask: bool = True) -> Settings
 
 
 def _is_trusted(left: LeftOut) -> bool:
-    """Whether the person at the terminal trusts the file; the answer is remembered."""
+    """Ask the user whether to trust the file, and remember the answer."""
     from nanoloop.settings.trust import Trust  # noqa: PLC0415 - as above
 
     settings = "\n".join(f"  {line}" for line in left.lines)
@@ -322,47 +323,50 @@ def _is_trusted(left: LeftOut) -> bool:
 
 
 def _is_anyone_there() -> bool:
-    """Whether somebody at a terminal can be asked; a background process would be stopped."""
+    """Return whether a user at a terminal can be asked; asking would stop a background process."""
     try:
         return os.isatty(0) and os.isatty(2) and os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:  # no terminal that controls jobs: nothing is in its background
+    except OSError:  # without job control, nothing runs in the background
         return True
 
 
 def loop_options() -> dict[str, bool]:
-    """The event loop of a daemon: the faster one if it is installed."""
+    """Return the event loop options for a daemon: uvloop if it is installed."""
     from importlib.util import find_spec  # noqa: PLC0415 - only daemons need it
 
     return {"use_uvloop": find_spec("uvloop") is not None}
 
 
 GARBAGE_THRESHOLDS = (10_000, 20, 20)
-"""Objects created between garbage collections of each generation.
+"""How many objects may be created before each generation is garbage-collected.
 
-A turn makes hundreds that live until its end: with Python's default of 700 they are examined while
-they are in use, and promoted too early.
+A turn creates hundreds of objects that live until it ends. With Python's default of 700, they would
+be examined while in use and promoted too early.
 """
 
 
 def collect_garbage_seldom() -> None:
-    """Call this once everything is loaded: collecting that regularly would delay every chat."""
+    """Reduce garbage collection; call this once all modules are loaded.
+
+    Otherwise, collecting the loaded modules over and over would delay every chat.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
 
 
 Act = Callable[[argparse.Namespace, "Settings"], "int | Coroutine[Any, Any, int | None] | None"]
-"""What an action does; it returns an exit code, or nothing for `Exit.DONE`."""
+"""Runs an action; returns an exit code, or None for `Exit.DONE`."""
 
 
 def add_actions(
     parser: argparse.ArgumentParser,
 ) -> Callable[[str, str, Act], argparse.ArgumentParser]:
-    """Give a command actions; call the result with each one's name, summary and function."""
+    """Let a command have actions; call the result with each action's name, summary and function."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
     common = _Parser(add_help=False)
     for flag in FLAGS.keys() & parser._option_string_actions.keys():  # noqa: SLF001 - argparse has no other way
-        # Taken here too, so that they may stand last; left out, those before the action count.
+        # Accepted after the action too; if omitted there, the value from before the action is used.
         common.add_argument(flag, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
     def add(name: str, promise: str, act: Act) -> argparse.ArgumentParser:
@@ -379,7 +383,7 @@ def add_actions(
 def _run_action(act: Act, args: argparse.Namespace) -> int:
     done = act(args, load_settings(args))
     if isinstance(done, Coroutine):
-        import anyio  # noqa: PLC0415 - `--help` does without it
+        import anyio  # noqa: PLC0415 - `--help` must not load anyio
 
         waiting = done
         done = anyio.run(lambda: waiting)
@@ -387,7 +391,7 @@ def _run_action(act: Act, args: argparse.Namespace) -> int:
 
 
 def is_agreed(question: str, *, nobody_there: NanoloopError) -> bool:
-    """Whether the person at the terminal agrees; raises `nobody_there` if there is no terminal."""
+    """Ask for confirmation at the terminal; raises `nobody_there` if there is no terminal."""
     if not (os.isatty(0) and os.isatty(2)):
         raise nobody_there
     with suppress(EOFError):
@@ -396,7 +400,7 @@ def is_agreed(question: str, *, nobody_there: NanoloopError) -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports errors in one line."""
+    """Reports each error in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(Exit.USAGE, f"nanoloop: {message}: see `{self.prog} --help`\n")
@@ -407,8 +411,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _run(argv: Sequence[str]) -> int:
     if not argv and _is_chat():
-        argv = ("chat",)  # which sets up first what it lacks
-    # Only the program's own flags may stand before the command, and they take no value.
+        argv = ("chat",)  # which runs the setup if necessary
+    # Only the program's own options may come before the command, and they take no value.
     typed = next((word for word in argv if not word.startswith("-")), None)
     name = None if typed is None else OTHER_NAMES.get(typed, typed)
     if name is not None and name not in COMMANDS:
@@ -432,16 +436,16 @@ def _run(argv: Sequence[str]) -> int:
 
 
 _PATHS = {"config", "data", "output", "file", "source", "target", "place"}
-"""Arguments that may name a file; a file name need not be valid text."""
+"""Arguments that may be file names, which need not be valid text."""
 
 
 def _as_text(word: str) -> str:
-    """The typed word as UTF-8, whatever the locale; bytes that are invalid in it are replaced."""
+    """Decode an argument as UTF-8 whatever the locale, replacing invalid bytes."""
     return word.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """The parser with the arguments of all commands, each of which is loaded for this."""
+    """Return the parser with the arguments of all commands, which are imported for this."""
     parser, parsers = _parsers()
     for name in COMMANDS:
         _load(name, parsers[name])
@@ -449,7 +453,7 @@ def whole_parser() -> argparse.ArgumentParser:
 
 
 def actions_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
-    """The parsers of its commands or actions, by their names; none if it has none."""
+    """Return the parsers of a parser's commands or actions by name, or nothing if it has none."""
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
             found: Mapping[str, argparse.ArgumentParser] = action.choices
@@ -464,7 +468,7 @@ def _load(name: str, parser: argparse.ArgumentParser) -> None:
 
 
 def _mistyped(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | None:
-    """What to say about the first unknown option or action, with the nearest known one."""
+    """Describe the first unknown option or action and suggest the nearest; None if all exist."""
     words = iter(argv)
     for word in words:
         inner, options = actions_of(parser), parser._option_string_actions  # noqa: SLF001 - as above
@@ -473,7 +477,7 @@ def _mistyped(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | Non
             break
         if name in options:
             if name == word and options[name].nargs is None:
-                next(words, None)  # its value
+                next(words, None)  # skip its value
         elif _is_option(word) and word[:2] not in options:
             otherwise = f"`{parser.prog} --help` lists its options"
             near = did_you_mean(name, options.keys() - {"-h", "--help"}, otherwise, shown=str)
@@ -487,15 +491,15 @@ def _mistyped(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | Non
 
 
 def _is_option(word: str) -> bool:
-    """Whether argparse takes it for an option: not text with a space, and not a number."""
+    """Return whether argparse treats a word as an option, not as a number or text with spaces."""
     return bool(re.fullmatch(r"-[^\s]*[^\s\d.][^\s]*", word)) and word != "-"
 
 
 def _is_chat() -> bool:
-    """Whether there is someone to talk with: at a terminal, or feeding messages."""
+    """Return whether input comes from a terminal or a pipe, so that plain `nanoloop` can chat."""
     try:
         return os.isatty(0) and os.isatty(1) if os.isatty(0) else stat.S_ISFIFO(os.fstat(0).st_mode)
-    except OSError:  # it is closed
+    except OSError:  # standard input is closed
         return False
 
 
@@ -541,7 +545,7 @@ def _nearest(name: str) -> str:
 
 
 def _tell(error: BaseException, *, is_debugged: bool) -> int:
-    """Report an error in a sentence, and return its code."""
+    """Report an error in one sentence and return its exit code."""
     if is_debugged:
         say("".join(format_exception(error)), end="", err=True)
     causes = [*_causes(error)]
@@ -555,8 +559,8 @@ def _tell(error: BaseException, *, is_debugged: bool) -> int:
 
 
 def _bug(error: BaseException) -> str:
-    """The sentence for a bug: the same bug has the same incident id each time."""
-    from hashlib import sha256  # noqa: PLC0415 - slow, and only wanted here
+    """Describe a bug in one sentence; the same bug always gets the same incident id."""
+    from hashlib import sha256  # noqa: PLC0415 - slow to import, and only needed here
 
     about = f"{type(error).__name__} at {place_of(error)}"
     incident = sha256(about.encode()).hexdigest()[:6]
@@ -567,7 +571,7 @@ def _bug(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The errors themselves, unwrapped from the groups that task groups put them in."""
+    """Yield the errors inside the exception groups that task groups raise."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _causes(inner)
@@ -576,11 +580,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def exit_of(error: BaseException) -> Exit:
-    """The exit code of a command that ends with this error; not for bugs."""
+    """Return the exit code for an expected error; bugs have no code here."""
     return next(code for kind, code in _EXITS if isinstance(error, kind))
 
 
 def _say(sentence: str, code: Exit) -> Exit:
-    # It may quote a file, which a terminal must not obey.
+    # Control characters are replaced, because the sentence may quote a file.
     say(f"nanoloop: {printable(sentence)}", err=True)
     return code

@@ -1,4 +1,4 @@
-"""AGENTS.md beside the settings: what anyone who helps with this bot needs to know."""
+"""Writes AGENTS.md beside the settings, for anyone who helps with the bot."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ use `nanoloop sessions`, not the file system or SQL.
 
 
 def write_agents_file(settings: Settings) -> Path | None:
-    """Write AGENTS.md beside the settings file; None if someone else wrote the one there."""
+    """Write AGENTS.md beside the settings file, unless someone else wrote the existing one.
+
+    Returns the file, or None if it was left alone.
+    """
     folder = _folder(settings)
     file = folder / FILE
     if file.exists() and _MARK not in file.read_text(encoding="utf-8", errors="replace"):
@@ -83,7 +86,7 @@ def write_agents_file(settings: Settings) -> Path | None:
 
 
 def agents_text(settings: Settings) -> str:
-    """The text of AGENTS.md."""
+    """Return the text of AGENTS.md for these settings."""
     data, folder = settings.data.absolute(), _folder(settings)
     return _TEXT.format(
         mark=_MARK,
@@ -105,7 +108,7 @@ def _folder(settings: Settings) -> Path:
 
 
 def _flags(settings: Settings) -> list[str]:
-    """The flags that make a command mean this bot, wherever it is typed."""
+    """Return the options that make a command use this bot's settings in any folder."""
     usual = user_folder("config", os.environ) / NAME
     said = []
     if settings.own_file and settings.own_file.absolute() != usual:

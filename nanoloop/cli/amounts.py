@@ -13,7 +13,7 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def age(moment: datetime) -> str:
-    """Roughly how long ago a moment was."""
+    """Describe roughly how long ago a moment was, such as `3 days ago`."""
     seconds = (datetime.now(timezone.utc) - moment).total_seconds()
     for least, unit, name in _AGES:
         if seconds >= least:
@@ -22,7 +22,7 @@ def age(moment: datetime) -> str:
 
 
 def size(count: int) -> str:
-    """A byte count in human-readable form: 950 B, 1.2 kB, 3.4 MB."""
+    """Format a number of bytes for people: 950 B, 1.2 kB, 3.4 MB."""
     number = float(count)
     for unit in ("B", "kB", "MB"):
         if number < _KILO:

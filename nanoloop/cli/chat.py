@@ -1,4 +1,4 @@
-"""`nanoloop chat`: one conversation, at a prompt, for a script, or for a single question."""
+"""`nanoloop chat`: one conversation at a prompt, for a script, or for a single question."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from nanoloop.stores.place import default_url, path_of
 from nanoloop.telemetry import Telemetry
 
 _LOG_BYTES = 5_000_000
-"""Above this size the log of interactive chats is rotated; the previous one is kept."""
+"""Above this size, the log of interactive chats is rotated, keeping one older file."""
 
 
 FIRST_LIMIT, FIRST_KEPT = 12, 4
-"""The window of the very first conversation with a model on this machine."""
+"""The message window of the very first conversation with a model on this machine."""
 _LEAVING_SECONDS = 3.0
-"""How long someone who leaves the prompt waits for an answer; a summary gets half of that."""
+"""How long to wait for an unfinished answer when the user quits; a summary gets half of that."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """What `nanoloop chat` takes."""
+    """Add the arguments of `nanoloop chat`."""
     parser.add_argument(
         "-m", "--message", metavar="TEXT", help="send this message, print the answer and exit"
     )
@@ -55,7 +55,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Talk until the person leaves, the text ends, or the one message is answered."""
+    """Chat until the user quits, the input ends, or the single message has been answered."""
     for flag in ("session", "message"):
         if getattr(args, flag) is not None and not getattr(args, flag).strip():
             raise SettingsError(f"--{flag} is empty: give it a value, or remove it")
@@ -95,7 +95,7 @@ async def _answered(settings: Settings, name: str, args: Namespace, telemetry: T
 
 @contextmanager
 def _log_of_script(settings: Settings) -> Iterator[Telemetry]:
-    """Log to the file shared by all chats, or to standard error if a level was given."""
+    """Log to the file shared by all chats, or to standard error if a log level was given."""
     log = settings.log
     if settings.origin("log.level").kind != "default":
         yield Telemetry(level=log.level, format=log.format)
@@ -105,7 +105,7 @@ def _log_of_script(settings: Settings) -> Iterator[Telemetry]:
 
 
 async def _at_prompt(settings: Settings, name: str) -> int:
-    from nanoloop.cli.prompt import Prompt  # noqa: PLC0415 - scripts need no prompt, and it is slow
+    from nanoloop.cli.prompt import Prompt  # noqa: PLC0415 - slow, and scripts need none
 
     is_first = not _has_sessions(settings)
     if is_first and is_local(settings.model):
@@ -121,20 +121,20 @@ async def _at_prompt(settings: Settings, name: str) -> int:
 
 
 def _has_sessions(settings: Settings) -> bool:
-    """Whether anyone has ever talked here, as far as can be told without opening the store."""
+    """Return whether the store may contain sessions; it is not opened to find out."""
     path = path_of(settings.store.url or default_url(settings.data), settings.data)
     return path is None or path.exists()
 
 
 def _with_small_window(settings: Settings) -> Settings:
-    """Settings with which the first summary appears within minutes; explicit settings stay."""
+    """Reduce the window so that the first summary appears within minutes, unless it was set."""
     small = {"message_buffer_limit": FIRST_LIMIT, "message_buffer_min": FIRST_KEPT}
     said = settings.model_fields_set
     return settings if small.keys() & said else settings.model_copy(update=small)
 
 
 def _left_at_once(settings: Settings) -> Settings:
-    """Settings for leaving without a wait at a dead prompt; unfinished work resumes next time."""
+    """Shorten the wait at exit unless it was set; unfinished work resumes next time."""
     loop = settings.loop
     if "shutdown_turns_seconds" in loop.model_fields_set:
         return settings
@@ -144,13 +144,13 @@ def _left_at_once(settings: Settings) -> Settings:
 
 def _exit_code(app: App, *, failed: bool = False) -> int:
     if app.stopped_by is not None:
-        return 128 + app.stopped_by  # as a shell says it: 130 for SIGINT
+        return 128 + app.stopped_by  # as shells report signals: 130 for SIGINT
     return Exit.FAILED if failed else Exit.DONE
 
 
 @contextmanager
 def _log_file(folder: Path) -> Iterator[TextIO]:
-    """Where the log goes while a prompt has the screen; private, of limited size."""
+    """Open the log file for an interactive chat: private and limited in size."""
     with os.fdopen(_log_opened(folder), "a", encoding="utf-8") as stream:
         yield stream
 
@@ -162,5 +162,5 @@ def _log_opened(folder: Path) -> int:
         if path.exists() and path.stat().st_size > _LOG_BYTES:
             path.replace(path.with_suffix(".log.1"))
         return open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    except OSError:  # no log ends no conversation
+    except OSError:  # a missing log must not end the conversation
         return os.open(os.devnull, os.O_WRONLY)

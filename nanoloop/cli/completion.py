@@ -1,6 +1,6 @@
-"""`nanoloop completion`: the script that completes commands, options and values in a shell.
+"""`nanoloop completion`: generates shell scripts that complete commands, options and values.
 
-It is generated from the parser, so it matches the commands of this version.
+The scripts are built from the parser, so they match the commands of this version.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from nanoloop.events import Level
 
 
 class Completed(NamedTuple):
-    """What may follow one command or action, or the program's name."""
+    """The words that may follow one command or action, or the program's name."""
 
     where: str
-    """For example `sessions list`; empty for the program's name."""
+    """The words so far, such as `sessions list`; empty for the program's name."""
     inner: Mapping[str, str]
-    """Its commands or actions, each with a description."""
+    """The commands or actions that may follow, each with a description."""
     options: Sequence[Action]
     values: Sequence[Action]
-    """Its positional arguments."""
+    """The positional arguments."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -32,13 +32,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Print the script."""
+    """Print the completion script for the chosen shell."""
     say("\n".join(SHELLS[args.shell]([*completed(whole_parser())])))
     return Exit.DONE
 
 
 def completed(parser: ArgumentParser, where: str = "") -> Iterator[Completed]:
-    """What may follow this parser's command, and each of its commands or actions."""
+    """Yield the possible words after this parser's command, and after each command below it."""
     actions, inner = parser._actions, actions_of(parser)  # noqa: SLF001 - argparse has no other way
     options = [each for each in actions if each.option_strings and each.help != SUPPRESS]
     yield Completed(
@@ -49,7 +49,7 @@ def completed(parser: ArgumentParser, where: str = "") -> Iterator[Completed]:
     )
     for name, one in inner.items():
         for behind in completed(one, f"{where} {name}".strip()):
-            # An action takes what its command takes, which its own help doesn't repeat.
+            # An action also accepts its command's options, which its own help does not repeat.
             more = [each for each in options if where and _names([each])[0] in FLAGS]
             yield behind._replace(options=[*behind.options, *more])
 
@@ -109,7 +109,7 @@ def _zsh(places: Sequence[Completed]) -> Iterator[str]:
     yield "  esac"
     yield "  _describe nanoloop found"
     yield "}"
-    # A file of `fpath` is the function itself; one that is read with `source` has to name it.
+    # A file in `fpath` is the function's body; a sourced file has to register the function.
     yield "if [[ ${funcstack[1]} != _nanoloop ]]; then compdef _nanoloop nanoloop"
     yield 'else _nanoloop "$@"; fi'
 
@@ -121,7 +121,7 @@ def _zsh_kind(action: Action) -> str:
 
 
 def _walk(places: Sequence[Completed], words: str) -> Iterator[str]:
-    """Shell code that finds, as `at`, the command or action that the earlier words belong to."""
+    """Yield shell code that sets `at` to the command or action that the earlier words name."""
     yield "  local at= word= skip="
     yield f'  for word in "{words}"; do'
     yield "    if [[ -n $skip ]]; then skip=; continue; fi"
@@ -158,7 +158,7 @@ def _fish(places: Sequence[Completed]) -> Iterator[str]:
         yield from (f"{here} {kind}" for kind in map(_fish_kind, place.values) if kind)
         for option in place.options:
             kind = _fish_kind(option)
-            needs = f" {'-r' if kind == '-F' else '-x'} {kind}".rstrip()  # -x: and no file
+            needs = f" {'-r' if kind == '-F' else '-x'} {kind}".rstrip()  # -x: no file names
             takes = "" if option.nargs == 0 else needs
             yield f"{here} {_fish_names(option)}{takes} -d {_quoted(_about(option))}"
 
@@ -201,17 +201,17 @@ def _pattern(place: Completed, option: Action) -> str:
 
 
 def _any_value(places: Sequence[Completed]) -> str:
-    """A pattern for all options with a value, including values that can't be guessed."""
+    """Return a pattern for all options with a value, including values that can't be completed."""
     return "|".join(f"*:{name}" for name in _takers(places))
 
 
 def _takers(places: Sequence[Completed]) -> list[str]:
-    """The options whose value is the next word."""
+    """Return the options whose value is the next word."""
     return sorted({name for place in places for name in _names(_with_value(place))})
 
 
 def _steps(places: Sequence[Completed]) -> Iterator[str]:
-    """Each value of `at` with the next word that begins a command or an action."""
+    """Yield each value of `at` combined with the next word that starts a command or action."""
     for place in places:
         before, _, last = place.where.rpartition(" ")
         if last:
@@ -223,5 +223,5 @@ def _about(option: Action) -> str:
 
 
 def _quoted(text: str) -> str:
-    """The text as a single shell word."""
+    """Quote a text as a single shell word."""
     return "'" + text.replace("'", "'\\''") + "'"

@@ -1,4 +1,4 @@
-"""`nanoloop config`: each setting, and where its value came from."""
+"""`nanoloop config`: shows each setting and where its value came from."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Print the effective settings with secrets masked, or the possible ones."""
+    """Print the effective settings with secrets masked, an example, or the schema."""
     if args.schema:
         say_json(schema())
         return Exit.DONE
@@ -73,7 +73,7 @@ def run(args: Namespace) -> int:
 
 
 def _answer(args: Namespace) -> int:
-    """Remember whether the current folder's file is trusted, and say what it sets."""
+    """Trust or distrust the settings file in the current folder, and report what it sets."""
     here, trust = Path(NAME).absolute(), Trust(os.environ)
     left = load_settings(args, can_ask=False).left_out
     if args.answer == "distrust":
@@ -88,7 +88,7 @@ def _answer(args: Namespace) -> int:
 
 
 def as_text(settings: Settings) -> str:
-    """One line per setting: key, value, origin."""
+    """Format the settings with one line each: key, value and origin."""
     rows = [(key, shown(value), str(settings.origin(key))) for key, value in values(settings)]
     wide = max(len(key) for key, _, _ in rows)
     lines = [f"{key:{wide}}  {value:28}  {origin}" for key, value, origin in rows]
@@ -97,7 +97,7 @@ def as_text(settings: Settings) -> str:
 
 
 def as_json(settings: Settings) -> str:
-    """One object: the file, and each setting's value and origin."""
+    """Format the settings as one JSON object: the file, and each setting's value and origin."""
     said = {
         key: {"value": _plain(value), "origin": str(settings.origin(key))}
         for key, value in values(settings)
@@ -107,7 +107,7 @@ def as_json(settings: Settings) -> str:
 
 
 def values(table: BaseModel, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Each setting's dotted key and value, in the order of the example."""
+    """Yield each setting's dotted key and value, in the order of the example."""
     for name, field in type(table).model_fields.items():
         value = getattr(table, name)
         if is_named(field):
@@ -122,7 +122,7 @@ def values(table: BaseModel, above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def example() -> str:
-    """A settings file that sets nothing but shows everything."""
+    """Return a settings file that lists every setting in a comment."""
     return "\n".join((_HEAD, *_table(Settings))).rstrip() + "\n"
 
 
@@ -140,7 +140,7 @@ def _table(model: type[BaseModel], above: str = "") -> Iterator[str]:
             yield from _header(f"{above}{name}", FieldInfo(annotation=own), own)
             yield from _table(own, f"{above}{name}.")
         yield f"# {mark.usual.__doc__}"
-        # With nothing below it, it stays a comment where every line is taken in.
+        # An empty header stays a comment if the table accepts any key.
         yield f"#{' ' * (not mark.usual.model_fields)}[{above}{mark.example}]"
         yield ""
         yield from _table(mark.usual)
@@ -148,7 +148,7 @@ def _table(model: type[BaseModel], above: str = "") -> Iterator[str]:
 
 def _header(key: str, field: FieldInfo, inner: type[BaseModel]) -> Iterator[str]:
     yield f"# {inner.__doc__}"
-    # An empty table says nothing; a named one would make an agent of that name.
+    # An empty table has no effect, but an empty named table would create an agent.
     mark = by_name(field)
     yield f"#[{key}.{mark.example if mark else 'cook'}]" if is_named(field) else f"[{key}]"
     yield ""
@@ -165,7 +165,7 @@ _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema() -> dict[str, Any]:
-    """What a settings file may hold, with the tables of all installed plugins."""
+    """Return the JSON Schema of a settings file, including the tables of installed plugins."""
     named: dict[str, dict[str, type[BaseModel]]] = {
         "channels": {name: ChannelSettings.table_for(name) for name in plugins.names("channels")},
         "tools": {name: ToolSettings.table_for(name) for name in plugins.names("tools")},
@@ -203,7 +203,7 @@ def _all_tables(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def _tell_units(said: dict[str, Any], model: type[BaseModel]) -> None:
-    """Describe each number with its unit, and each table without a default."""
+    """Add units to the descriptions, and remove the defaults of whole tables."""
     for name, field in model.model_fields.items():
         about = said["properties"][name]
         about.pop("title", None)

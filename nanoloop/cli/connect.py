@@ -1,4 +1,4 @@
-"""`nanoloop connect`: an account on a chat platform, checked there and added to the settings."""
+"""`nanoloop connect`: checks an account on a chat platform and adds it to the settings."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from nanoloop.settings.files import NAME, write
 from nanoloop.settings.trust import Trust
 
 _OPERATOR = "operator"
-"""The question whose answer becomes one of `operators`."""
+"""The question whose answer is added to `operators`."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of `nanoloop connect`: a platform and an answer to each question."""
+    """Add the arguments of `nanoloop connect`: each platform with an option per question."""
     action = add_actions(parser)
     for plugin in _plugins():
         made = action(
@@ -49,19 +49,19 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _plugins() -> Iterator[Plugin]:
-    """The channels that can be connected."""
+    """Yield the channels that can be connected."""
     for name in plugins.names("channels"):
-        with suppress(SettingsError):  # another package's, which is broken
+        with suppress(SettingsError):  # skip a broken plugin
             plugin = plugins.load("channels", name)
             if plugin.connect is not None:
                 yield plugin
 
 
 def connect(name: str, told: Mapping[str, str], settings: Settings) -> Connected:
-    """Check an account with its server; raises `NanoloopError` with a message if that fails."""
+    """Check an account with its server; raises `NanoloopError` if that fails."""
     plugin = plugins.load("channels", name)
     try:
-        assert plugin.connect is not None  # noqa: S101 - it is one of those that can be connected
+        assert plugin.connect is not None  # noqa: S101 - checked by `_plugins`
         return anyio.run(plugin.connect, settings.channels.of(name), told)
     except ModuleNotFoundError as missing:
         raise SettingsError(
@@ -72,7 +72,7 @@ def connect(name: str, told: Mapping[str, str], settings: Settings) -> Connected
 def write_connected(
     name: str, told: Mapping[str, str], done: Connected, settings: Settings, path: Path
 ) -> list[str]:
-    """Write the settings needed to serve it to the settings file; returns the keys written."""
+    """Write a connected account's settings to the file; return the keys that changed."""
     own = settings.channels.of(name)
     wanted = dict(done.settings)
     if isinstance(own, PlatformSettings):
@@ -100,7 +100,7 @@ def _connect(plugin: Plugin, args: Namespace, settings: Settings) -> int:
     say(
         f"Written to {path}: {', '.join(written)}"
         if written
-        else "The settings already contain all of it"
+        else "The settings already contain all of this"
     )
     _see_that_it_counts(args, written, name, done)
     write_agents_file(load_settings(args))
@@ -110,10 +110,10 @@ def _connect(plugin: Plugin, args: Namespace, settings: Settings) -> int:
 
 
 def _answers(plugin: Plugin, args: Namespace, own: Any) -> dict[str, str]:
-    """Answers from the flags, else the settings, else the person; raises `SettingsError`."""
+    """Collect answers from options, settings or the user, in that order; raises `SettingsError`."""
     keys = {question.name: question.name.replace("-", "_") for question in plugin.asks}
     told = {name: getattr(args, key) for name, key in keys.items() if getattr(args, key)}
-    # Whoever types a password wants that to count, and not the token of before.
+    # If the user gives a password, ignore an earlier token from the settings.
     instead = {question.unless for question in plugin.asks if question.name in told}
     for name, key in keys.items():
         known = _plain(getattr(own, key, None))
@@ -135,7 +135,7 @@ def _answers(plugin: Plugin, args: Namespace, own: Any) -> dict[str, str]:
 
 
 def _asked(question: ConnectQuestion) -> str:
-    """What the person types; empty only if the answer is optional."""
+    """Ask the user a question; the answer is empty only if it is optional or input ends."""
     while True:
         try:
             line = f"{question.asks}: "
@@ -147,7 +147,7 @@ def _asked(question: ConnectQuestion) -> str:
 
 
 def _see_that_it_counts(args: Namespace, written: list[str], name: str, done: Connected) -> None:
-    """Raise `SettingsError` if something that overrides the file says otherwise."""
+    """Raise `SettingsError` if another source of settings overrides the values written."""
     settings = load_settings(args)
     own = settings.channels.of(name)
     for key in written:

@@ -1,4 +1,4 @@
-"""`nanoloop debug-report`: everything stored about one conversation, in one file to share."""
+"""`nanoloop debug-report`: writes everything stored about a conversation to one file."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ _SECRET_VALUE = re.compile(
     r"|\b\d{6,}:[\w-]{30,}"
     r"|(?<=Bearer )[\w.~+/=-]{12,}"
 )
-"""Keys in vendors' formats, logins in addresses, and bot tokens."""
+"""Matches keys in vendors' formats, logins in URLs, and bot tokens."""
 _LEAST = 6
-"""The minimum length of a secret that is searched for: a shorter one would match anywhere."""
+"""The minimum length of a secret to search for: a shorter one would match anywhere."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -71,7 +71,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Write the report, and say what is in it."""
+    """Write the report and describe its content."""
     settings = load_settings(args)
     report, secrets = anyio.run(_report, args.chat, settings)
     text = json.dumps(report, indent=2, ensure_ascii=True, default=str) + "\n"
@@ -88,7 +88,7 @@ def run(args: Namespace) -> int:
 
 
 async def _report(chat: str, settings: Settings) -> tuple[dict[str, Any], int]:
-    """The whole report, and the number of secrets masked in it."""
+    """Return the whole report, and how many secrets were masked in it."""
     async with opened(settings) as store:
         try:
             session = await find(store, chat)
@@ -108,7 +108,7 @@ async def _report(chat: str, settings: Settings) -> tuple[dict[str, Any], int]:
 
 
 async def _conversation(store: Store, session: Session) -> dict[str, Any]:
-    """The session as it is stored; as it was loaded, if the store can't show that."""
+    """Return the session as it is stored, or as it was loaded if the store can't show more."""
     whole: Any = store
     if not hasattr(store, "snapshot"):
         return {"id": session.id, "keys": [], **(await store.get(session.id)).to_dict()}
@@ -139,7 +139,7 @@ def _version(package: str) -> str:
 
 
 def _processes(settings: Settings, names: set[str]) -> list[dict[str, Any]]:
-    """The state of each process in the data folder, with the last failures for these names."""
+    """Return the state of each process in the data folder, with failures of these sessions."""
     return [
         {**asdict(found), "failures": [asdict(f) for f in found.failures if f.where in names]}
         for found in running(settings.data)
@@ -147,7 +147,7 @@ def _processes(settings: Settings, names: set[str]) -> list[dict[str, Any]]:
 
 
 class _Masked:
-    """Masks secrets: those from the settings, and anything that looks like one."""
+    """Masks secrets from the settings, and anything that looks like a secret."""
 
     def __init__(self, settings: Settings) -> None:
         known = {one for _, value in values(settings) for one in secrets_in(value)}
@@ -160,7 +160,7 @@ class _Masked:
         match value:
             case str():
                 text, count = self._secret.subn(MASK, value)
-                # The mask in an address of the settings is found again, and stays what it is.
+                # A masked URL matches again, but must not be counted again.
                 self.count += count if text != value else 0
                 return text
             case Mapping():
@@ -184,7 +184,7 @@ def _usual_file(session_id: str) -> Path:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a file only its owner can read; raises `ReportExists` rather than replace one."""
+    """Write a file that only its owner can read; raises `ReportExists` if it exists."""
     try:
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""`nanoloop demo`: a conversation in a small window, and what happens in the background, offline.
+"""`nanoloop demo`: plays a conversation in a small window, and shows the background work.
 
 Only the two models are scripted; the bus, loop, summariser and store are real.
 """
@@ -80,7 +80,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Play the demo; its conversation is kept in its own folder, for inspection."""
+    """Play the demo; its conversation is kept in a separate folder for inspection."""
     if args.data:
         Path(args.data).mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="nanoloop-demo-", dir=args.data))
@@ -89,7 +89,7 @@ def run(args: Namespace) -> int:
 
 
 def play_alone() -> None:
-    """Play the demo and keep nothing."""
+    """Play the demo without keeping its conversation."""
     anyio.run(_play_unkept)
 
 
@@ -104,11 +104,11 @@ async def _whole(folder: Path, stage: DemoScreen) -> None:
 
 
 class DemoScreen:
-    """Shows the conversation and, indented after a bar, what happens in the background."""
+    """Shows the conversation, with background events indented after a bar."""
 
     def __init__(self, *, pace: float) -> None:
         self.pace = pace
-        """1 for the normal pauses, 0 for none."""
+        """The factor for all pauses: 1 for normal speed, 0 for none."""
         self.committed = anyio.Event()
         """Set once the summary has been committed."""
         self._is_styled = has_colours(sys.stdout)
@@ -125,7 +125,7 @@ class DemoScreen:
         say(f"\x1b[{style}m{text}\x1b[0m" if is_styled else text, has_style=is_styled)
 
     def asked(self, text: str) -> None:
-        """Show what the person says; the answer follows on the next line."""
+        """Show the user's message; the answer follows on the next line."""
         self.line(f"you  {text}", "1")
 
     def spoken(self, piece: str) -> None:
@@ -139,20 +139,20 @@ class DemoScreen:
         self.end_answer()
 
     def end_answer(self) -> None:
-        """Show the lines held back during the answer."""
+        """Show the lines that were held back during the answer."""
         self._is_speaking = False
         while self._held_back:
             self.beside(self._held_back.pop(0))
 
     def beside(self, text: str) -> None:
-        """Show something that is invisible in the chat, but never in the middle of an answer."""
+        """Show a background event, but never in the middle of an answer."""
         if self._is_speaking:
             self._held_back.append(text)
         else:
             self.line(f"       | {text}", "36")
 
     def hear(self, event: Event) -> None:
-        """Show what happens in the loop."""
+        """Show an event of the loop."""
         match event:
             case WindowTrimmed():
                 self.beside(f"more than {LIMIT} messages: the window is trimmed to {event.kept}")
@@ -171,7 +171,7 @@ class DemoScreen:
 
 
 async def play(folder: Path, stage: DemoScreen) -> None:
-    """Play the conversation, and store it in that folder."""
+    """Play the conversation and store it in this folder."""
     stage.line("nanoloop demo: the models are scripted, the rest is real, nothing is sent out")
     stage.line(f"a window of at most {LIMIT} messages, trimmed to about {KEEP}", "90")
     stage.line()
@@ -184,7 +184,7 @@ async def play(folder: Path, stage: DemoScreen) -> None:
 async def _first_start(folder: Path, stage: DemoScreen) -> None:
     said = [answer for _, answer in (*BEFORE, *MEANWHILE, *AFTER)]
     bot = _bot(said, stage)
-    # Held until we let it go: a summary that takes its time is what there is to see.
+    # Held until `release`, to show that a slow summary delays no answer.
     writer = ScriptedProvider([SUMMARY], held=True)
     async with _talking(folder, bot, writer) as chat:
         for question, _ in BEFORE:
@@ -245,7 +245,7 @@ async def _exchange(stage: DemoScreen, chat: DirectChannel, question: str) -> No
 
 
 def _from_the_request(messages: Sequence[ChatMessage], *_: object) -> str:
-    """An answer based on the request alone, like that of a real model."""
+    """Answer from the request alone, as a real model does."""
     known = " ".join(str(message.get("content")) for message in messages)
     if "allergic to nuts" not in known:
         return "I don't know: nothing in this request says so."
@@ -272,17 +272,17 @@ async def _end(folder: Path, stage: DemoScreen) -> None:
     stage.line("  nanoloop chat", "1")
 
 
-# Above the bar of a first fetch
+# A demo above the progress bar of the first download
 
 
 def fetch_first_model(
     models: Sequence[Model], settings: Settings, *, load: Callable[[Model], None]
 ) -> Model:
-    """Fetch the first of these that is available, while the demo plays above a progress bar.
+    """Fetch the first of these models that is available, playing the demo meanwhile.
 
-    Says first what the download takes; if the file has arrived by then, no demo is played. `load`
-    is called as soon as the file is complete. Raises `ModelError` after the demo if none could be
-    fetched.
+    First shows the size, duration and destination of the download. If the download ends before
+    that, no demo is played. `load` is called as soon as the file is complete. Raises `ModelError`
+    after the demo if no model could be fetched.
     """
     with resumable("nanoloop"):
         return anyio.run(_FirstFetch(models, settings, load).run)
@@ -340,7 +340,7 @@ class _FirstFetch:
         self._rate.is_known.set()
 
     def _hear(self, made: DownloadProgress) -> None:
-        self._tell(made)  # which is another one as soon as there is a bar
+        self._tell(made)  # replaced once there is a progress bar
 
     async def _play(self) -> None:
         with (
@@ -353,7 +353,7 @@ class _FirstFetch:
 
 
 class DemoAboveBar(DemoScreen):
-    """The demo above a fixed progress bar; the line being written is redrawn along with the bar."""
+    """The demo above a fixed progress bar; a growing answer is redrawn along with the bar."""
 
     def __init__(self, live: Live, progress: Progress) -> None:
         super().__init__(pace=1)
@@ -368,7 +368,7 @@ class DemoAboveBar(DemoScreen):
         self._live.update(_stacked(self._growing, self._progress))
 
     def answered(self) -> None:
-        """Print the answer's finished line above the bar."""
+        """Print the finished answer above the bar."""
         line, self._growing = self._growing, ""
         self._live.update(_stacked("", self._progress))
         self.line(line)

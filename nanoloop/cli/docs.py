@@ -1,4 +1,4 @@
-"""`nanoloop docs`: the documentation of this version."""
+"""`nanoloop docs`: shows the documentation of this version."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """List the pages, show one of them, or find words in them."""
+    """List the pages, show one page, or search for words."""
     there = pages()
     if args.page is not None and args.page not in there:
         advice = did_you_mean(args.page, there, "`nanoloop docs` lists them")
@@ -46,14 +46,14 @@ def run(args: Namespace) -> int:
 
 
 def pages() -> Mapping[str, Path]:
-    """All pages by name, such as `operations` or `platforms/telegram`."""
+    """Return all pages by name, such as `operations` or `platforms/telegram`."""
     folder = shipped("docs")
     found = sorted(folder.rglob("*.md"))
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in found}
 
 
 def show(markdown: str) -> None:
-    """Show a page: formatted and in the pager on a terminal, else as written."""
+    """Show a page, formatted and in a pager at a terminal, otherwise as Markdown."""
     if not sys.stdout.isatty():
         say(markdown)
         return
@@ -62,7 +62,7 @@ def show(markdown: str) -> None:
 
     console = Console()
     console.width = min(console.width, _WIDE)
-    # Colours are for `less -R`; others show the characters that they are made of.
+    # `less -R` shows colours; other pagers would show the escape codes.
     os.environ.setdefault("LESS", "-R")
     pager = os.environ.get("PAGER") or shutil.which("less") or ""
     with console.pager(styles="less" in pager):
@@ -97,6 +97,6 @@ def _text(page: Path) -> str:
 
 
 def _title(text: str) -> str:
-    """The first heading of a page."""
+    """Return the first heading of a page."""
     found = re.search(r"^#+ +(.+)$", text, re.MULTILINE)
     return found[1] if found else ""

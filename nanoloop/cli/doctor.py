@@ -1,4 +1,4 @@
-"""`nanoloop doctor`: whether everything `nanoloop run` needs is in order, and the next step."""
+"""`nanoloop doctor`: checks everything that `nanoloop run` needs, and names the next step."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ from nanoloop.telemetry import Telemetry
 
 CONNECT_SECONDS = 30.0
 ANSWER_SECONDS = 120.0
-"""Long, as a model on this machine must first be read from disk."""
+"""Long enough for a model on this machine to be loaded from disk first."""
 LEAST_BYTES = 100_000_000
 LEAST_FILES = 1024
-"""With less room than this on disk or in memory, something will soon fail."""
+"""With less free space or memory than this, something will soon fail."""
 QUESTION = "This is a test. Reply with the word ok, and nothing else."
 _SHOWN = 40
 """How many characters of an answer are shown."""
@@ -76,13 +76,13 @@ class Check(NamedTuple):
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """What `nanoloop doctor` takes: little more than settings."""
+    """Add the arguments of `nanoloop doctor`."""
     parser.description = f"{parser.description}\n{_HOW}"
     parser.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
 
 
 def run(args: Namespace) -> int:
-    """Run all checks; 0 only if all is well."""
+    """Run all checks; return 0 only if all of them pass."""
     return anyio.run(_examine, args)
 
 
@@ -113,7 +113,7 @@ def _next_step(wrong: Sequence[Check], checks: Sequence[Check]) -> str:
 
 
 async def look(args: Namespace) -> AsyncIterator[Check]:
-    """Every check that can be made, one after the other."""
+    """Run the checks one after the other, as far as possible."""
     try:
         settings = load_settings(args)
     except NanoloopError as error:
@@ -124,7 +124,7 @@ async def look(args: Namespace) -> AsyncIterator[Check]:
     processes = running(settings.data)
     daemons = [process for process in processes if process.is_daemon]
     for daemon in daemons:
-        says = f"process {daemon.pid} serves {settings.data} since {daemon.since}"
+        says = f"process {daemon.pid} has served {settings.data} since {daemon.since}"
         yield Check("daemon", is_well=True, says=says)
     whole = _built(settings, is_served=bool(daemons))
     told: list[str] = []
@@ -141,7 +141,7 @@ async def look(args: Namespace) -> AsyncIterator[Check]:
 
 
 class Whole(NamedTuple):
-    """What `nanoloop run` would serve with, or why it can't serve."""
+    """The app and channels that `nanoloop run` would serve, or the error that prevents it."""
 
     app: App | None = None
     channels: Sequence[Channel] = ()
@@ -149,7 +149,7 @@ class Whole(NamedTuple):
 
 
 def _built(settings: Settings, *, is_served: bool) -> Whole:
-    if not settings.has_model:  # `run` goes no further either
+    if not settings.has_model:  # `run` stops here too
         return Whole()
     from nanoloop.cli.run import built  # noqa: PLC0415 - a daemon takes a while to load
 
@@ -157,7 +157,7 @@ def _built(settings: Settings, *, is_served: bool) -> Whole:
     try:
         return Whole(*built(settings, telemetry))
     except NothingToServe as nothing:
-        # A daemon that was started in a terminal serves that.
+        # A daemon started in a terminal serves its standard input.
         return Whole(failed=None if is_served else nothing)
     except (NanoloopError, OSError) as error:
         return Whole(failed=error)
@@ -187,7 +187,7 @@ def _wrong(what: str, error: NanoloopError | OSError) -> Check:
 async def _models(
     settings: Settings, app: App | None = None, *, is_served: bool = False
 ) -> list[Check]:
-    """The result of asking each model, in the order of the settings; all are asked at once."""
+    """Test all models at the same time; return the results in the order of the settings."""
     keys: dict[str, list[str]] = {}
     for key, model in models_of(settings):
         keys.setdefault(model, []).append(key)
@@ -205,18 +205,18 @@ async def _models(
                 group.start_soon(ask, model, name=f"ask {model}")
     finally:
         if app is None:
-            with suppress(Exception):  # a plugin's; all that matters was asked
+            with suppress(Exception):  # an error in a plugin, after the models have answered
                 await provider.close()
     return [found[model] for model in keys]
 
 
 class ModelToAsk(NamedTuple):
-    """A model, and the agent that it answers for; None if it writes summaries."""
+    """A model to test, and the agent that it answers for; None if it writes summaries."""
 
     name: str
     agent: Agent | None
     is_served: bool
-    """Whether a daemon is running, which already has a model of this machine in memory."""
+    """Whether a daemon is running, which already has a local model in memory."""
 
 
 def _agent_of(keys: Sequence[str], app: App | None) -> Agent | None:
@@ -228,7 +228,7 @@ def _agent_of(keys: Sequence[str], app: App | None) -> Agent | None:
 
 
 async def _model(asked: ModelToAsk, settings: Settings, provider: Provider) -> Check:
-    """The result of asking it."""
+    """Send the model a test request and return the result."""
     model = asked.name
     if lacks := lacking(settings, model):
         says = no_model(settings) if model == settings.model else f"{model}: {lacks}"
@@ -256,7 +256,7 @@ async def _model(asked: ModelToAsk, settings: Settings, provider: Provider) -> C
 
 
 def _lacks_here(model: str, settings: Settings) -> str | None:
-    """Why a model on this machine can't be asked; nothing is downloaded."""
+    """Return why a local model can't be tested, or None if it can; downloads nothing."""
     path = file_of(model, settings.models)
     if not can_run():
         return EXTRA
@@ -271,7 +271,7 @@ def _lacks_here(model: str, settings: Settings) -> str | None:
 
 
 async def _answer(asked: ModelToAsk, provider: Provider) -> str:
-    """Its answer to a request like the daemon's; raises what its provider raises."""
+    """Describe the model's answer to a request like the daemon's; raises the provider's errors."""
     begin = time.monotonic()
     agent = asked.agent
     prompt = [] if agent is None else [{"role": "system", "content": agent.prompt}]
@@ -279,7 +279,7 @@ async def _answer(asked: ModelToAsk, provider: Provider) -> str:
         messages=[*prompt, {"role": "user", "content": QUESTION}],
         tools=agent.toolbox.specs or None if agent is not None else None,
         model=asked.name,
-        on_text=_hear_no_text,  # as it is asked for chats, since some servers fail at that
+        on_text=_hear_no_text,  # streamed, as for chats, because some servers fail only then
     )
     seconds = time.monotonic() - begin
     said = json.dumps(" ".join(reply.text.split())[:_SHOWN], ensure_ascii=False)
@@ -288,7 +288,7 @@ async def _answer(asked: ModelToAsk, provider: Provider) -> str:
 
 
 def _hear_no_text(_: str) -> None:
-    """Ignore the pieces: the whole answer is enough."""
+    """Ignore the pieces, because the complete answer is enough."""
 
 
 # This machine
@@ -315,41 +315,41 @@ async def _store(settings: Settings) -> Check:
 
 
 def _seal_of(store: Store) -> str:
-    """Words to append that say whether it is encrypted."""
+    """Return a suffix that says whether the store is encrypted."""
     sealing: Sealing | None = getattr(store, "sealing", None)
     if sealing is None or sealing.seal is None:
         return ""
     if sealing.is_strict:
         return ", encrypted"
-    return "; what was written without this key is not encrypted with it: run `nanoloop store seal`"
+    return "; data written without this key is not encrypted with it: run `nanoloop store seal`"
 
 
 async def _try_to_keep(store: Store) -> None:
     """Raise `StoreError` if a server can't store sessions; nothing is left behind."""
-    # Cut off in between, it leaves by itself.
+    # If this is interrupted, the session expires by itself.
     session = await store.create(ttl=60)
     await store.delete(session.id)
 
 
 def _try_to_write(path: Path) -> None:
-    """Raise `OSError` if sessions could not be written there; nothing is left behind."""
+    """Raise `OSError` if sessions could not be written to this path; nothing is left behind."""
     there = next(each for each in (path, *path.parents) if each.exists())
     if there == path and path.is_file():
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         there = path.parent
     if not there.is_dir():
-        make_folder(path.parent)  # it can't, and says why
+        make_folder(path.parent)  # fails with the reason
     with TemporaryFile(dir=there):
         """A file can be created here."""
 
 
 def _pictures() -> Check:
-    says = "each is read completely, and the camera's metadata is removed"
+    says = "each picture is fully checked, and the camera's metadata is removed"
     if not is_pillow_here():
         says = (
-            "only the beginning of each is looked at, and the place that its camera wrote into it "
-            f"stays there, because Pillow is missing: {how_to_install('pictures')}"
+            "only the start of each picture is checked, and the location stored by the camera "
+            f"is kept, because Pillow is missing: {how_to_install('pictures')}"
         )
     return Check("pictures", is_well=True, says=says)
 
@@ -398,23 +398,23 @@ async def _channels(
     for name, _ in wanted(settings):
         serving = [process for process in processes if name in process.channels]
         if serving:
-            # Of several it is connected in the one that holds its account.
+            # Choose the process that is connected, as only one holds the account.
             best = min(serving, key=lambda process: process.channels[name].state not in WELL)
             there = best.channels[name]
             says = f"{there.state} in process {best.pid} {there.reason}".strip()
             yield Check(name, is_well=there.state in WELL, says=says)
         elif name in made:
             yield await _connected(made[name])
-        elif not plugins.load("channels", name).takes_program:  # it needs a whole app
+        elif not plugins.load("channels", name).takes_program:  # that one needs a whole app
             yield await _connected_alone(name, settings)
 
 
 async def _connected_alone(name: str, settings: Settings) -> Check:
-    """The same for a channel that is made without an app."""
+    """Check a channel's connection when no app could be built."""
     own = dict(wanted(settings))[name]
     attachments = make_attachments(settings)
     try:
-        make_transcriber(settings)  # or the daemon won't start
+        make_transcriber(settings)  # fails if the daemon would not start
         channel = make_channel(name, own, folder=settings.data, attachments=attachments)
     except (NanoloopError, OSError) as error:
         return _wrong(name, error)
@@ -422,7 +422,7 @@ async def _connected_alone(name: str, settings: Settings) -> Check:
 
 
 async def _connected(channel: Channel) -> Check:
-    """The result of connecting or listening; messages that arrive are not accepted."""
+    """Check that a channel can connect or listen, without accepting messages."""
     if isinstance(channel, PlatformChannel):
         return await _tried(channel)
     if not (hasattr(channel, "bind") and hasattr(channel, "unbind")):
@@ -450,7 +450,7 @@ async def _tried(channel: PlatformChannel) -> Check:
                 group.cancel_scope.cancel()
     except* Refused as refused:
         says = str(refused.exceptions[0])
-    except* Exception as failed:  # noqa: BLE001 - whatever a library raises is said
+    except* Exception as failed:  # noqa: BLE001 - reports whatever a library raises
         says = f"it can't connect: {type(failed.exceptions[0]).__name__}"
     if not is_up.is_set():
         return Check(channel.name, is_well=False, says=says)

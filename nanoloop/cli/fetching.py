@@ -1,4 +1,4 @@
-"""Fetches a model while showing its progress."""
+"""Downloads models while showing the progress."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _MINUTE = 60
 
 
 def fetch_model(model: Model, settings: Settings) -> Path:
-    """Fetch the model's file and show its progress; raises `ModelError`."""
+    """Return the path of a model's file, downloading it if necessary; raises `ModelError`."""
     if (path := settings.models / model.file).exists():
         return path
     shown = _bar if sys.stderr.isatty() else _lines
     resumed_by = f"nanoloop model get {model.typed or model.name}"
     with resumable(resumed_by), shown(model) as tell:
-        # In an event loop of its own: Ctrl-C ends it at once, whatever it waits for.
+        # In its own event loop, so that Ctrl-C ends the download at once.
         return anyio.run(partial(fetch, model, settings.models, hub=settings.local.hub, tell=tell))
 
 
 @contextmanager
 def resumable(command: str) -> Iterator[None]:
-    """If the block is interrupted, say which command resumes it."""
+    """If the block is interrupted, print the command that resumes the download."""
     try:
         yield
     except KeyboardInterrupt:
@@ -54,11 +54,11 @@ class DownloadRate:
     def __init__(self) -> None:
         self.is_known = anyio.Event()
         self.bytes_a_second: float | None = None
-        """None until something has arrived."""
+        """The measured rate; None until enough data has arrived."""
         self._first: tuple[float, int] | None = None
 
     def tell(self, made: DownloadProgress) -> None:
-        """Take a step of the download into account."""
+        """Update the rate with a progress report."""
         if made.step != "fetching":
             return
         now = time.monotonic()
@@ -71,7 +71,7 @@ class DownloadRate:
 
 
 def said_first(model: Model, settings: Settings, rate: float | None) -> list[str]:
-    """What to say before a download: its size, duration and destination, and how to undo it."""
+    """Return lines about a download: its size, duration and destination, and how to undo it."""
     whole, part = model.size_bytes or 0, part_of(settings.models / model.file)
     here = part.stat().st_size if part.exists() else 0
     facts = [size(whole)]
@@ -92,14 +92,14 @@ def said_first(model: Model, settings: Settings, rate: float | None) -> list[str
 
 
 def duration(seconds: float) -> str:
-    """A number of seconds, as people would say it."""
+    """Format a number of seconds for people, such as `40 seconds` or `3 minutes`."""
     if seconds < 2 * _MINUTE:
         return f"{max(1, round(seconds))} seconds"
     return f"{seconds / _MINUTE:.0f} minutes"
 
 
 def progress_bar() -> Progress:
-    """A bar that shows how much of a file has arrived, and how fast."""
+    """Create a bar that shows how much of a file has arrived, and how fast."""
     from rich import progress  # noqa: PLC0415 - slow, and only wanted here
     from rich.console import Console  # noqa: PLC0415 - as above
 
@@ -115,7 +115,7 @@ def progress_bar() -> Progress:
 
 
 def on_bar(progress: Progress, model: Model) -> Tell:
-    """A callback that shows this model's progress on the bar."""
+    """Return a callback that shows this model's progress on the bar."""
     task = progress.add_task(model.name, total=model.size_bytes)
 
     def tell(made: DownloadProgress) -> None:

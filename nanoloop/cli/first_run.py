@@ -1,4 +1,4 @@
-"""The model for a command: the configured one, or else one that is found or chosen now."""
+"""Finds the model for a command: the configured one, or one that is found or chosen now."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ Two ways to get a model; run `nanoloop` afterwards:
 
 
 def add_local(parser: ArgumentParser) -> None:
-    """Add the flag for using a model on this machine, whatever the settings say."""
+    """Add the option `--local`, which overrides the model in the settings."""
     parser.add_argument(
         "--local",
         metavar="NAME",
@@ -85,11 +85,11 @@ def add_local(parser: ArgumentParser) -> None:
 
 
 def settings_with_model(args: Namespace, *, can_ask: bool) -> Settings | None:
-    """The settings with a usable model; None, after showing a message, if there is none."""
+    """Return settings with a usable model; if there is none, show a message and return None."""
     if args.local is not None:
         args.model = f"{PREFIX}{(args.local or _best_local(args)).removeprefix(PREFIX)}"
     settings = load_settings(args)
-    # Anyone who names a vendor has chosen already, and wants to hear which key is missing.
+    # A user who named a vendor has already chosen, and needs to know which key is missing.
     can_ask = can_ask and not split(settings.model)[0]
     if can_ask and (not settings.has_model or _is_only_a_key(settings)):
         try:
@@ -112,7 +112,7 @@ def _best_local(args: Namespace) -> str:
 
 
 def no_model(settings: Settings) -> str:
-    """What these settings lack for a usable model, and how to get one."""
+    """Explain why these settings have no usable model, and how to get one."""
     if settings.origin("model").kind == "default":
         keyed = keyed_vendors(settings)
         so = (
@@ -128,7 +128,7 @@ def no_model(settings: Settings) -> str:
 
 
 def _is_only_a_key(settings: Settings) -> bool:
-    """Whether nothing is set but a key in the environment, perhaps for other programs."""
+    """Return whether only a key in the environment is set, which may be for other programs."""
     is_ours = settings.origin("api_key").name.startswith("NANOLOOP_")
     is_found = settings.origin("api_key").kind == "env" and not is_ours
     said = (settings.origin(key).kind for key in ("model", "base_url"))
@@ -140,7 +140,7 @@ class NoModel(Exception):
 
 
 Chosen = Mapping[str, str]
-"""Settings to write into the file."""
+"""The settings to write to the file for the chosen model."""
 
 
 def set_up(args: Namespace, settings: Settings) -> Settings:
@@ -161,7 +161,7 @@ def _usual_file() -> Path:
 
 
 def _loaded(args: Namespace, said: Mapping[str, str]) -> Settings:
-    """Reload the settings; raises `SettingsError` if something overrides the choice."""
+    """Reload the settings; raises `SettingsError` if another source overrides the choice."""
     args.model = None
     settings = load_settings(args)
     found = dict(values(settings))
@@ -176,7 +176,7 @@ def _plain(value: Any) -> Any:
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
-# What is there, and what of it answers
+# Looking for models, and testing them
 
 
 _CHECK = [{"role": "user", "content": "Say hello."}]
@@ -187,7 +187,7 @@ _TRIED = 3
 
 
 class _Choice(NamedTuple):
-    """A line of the menu, and what to do if it is chosen; None means asking again."""
+    """A line of the menu, and its action, which returns None to show the menu again."""
 
     line: str
     follow: Callable[[], Chosen | None]
@@ -197,9 +197,9 @@ class _Choice(NamedTuple):
 def find_model(
     settings: Settings, servers: Sequence[RunningServer] | None = None, *, always_asks: bool = False
 ) -> Chosen:
-    """The settings for a model that has just answered, or is on this machine.
+    """Return the settings for a model that has just answered, or that is on this machine.
 
-    Looks for what is available, and asks only if there is a choice. Raises `NoModel`.
+    Looks for available models, and asks only if there is a choice. Raises `NoModel`.
     """
     if servers is None:
         servers = running_servers(usual_places(settings))
@@ -223,7 +223,7 @@ def find_model(
 
 
 def _told(why_not: str) -> Chosen | None:
-    """Say why this can't be chosen."""
+    """Say why this model can't be chosen, and return None."""
     say(why_not)
     return None
 
@@ -231,7 +231,7 @@ def _told(why_not: str) -> Chosen | None:
 def _keyed_servers(settings: Settings) -> list[Configured]:
     words = keyed_vendors(settings)
     if settings.api_key and settings.base_url is None and "openai" not in words:
-        words.insert(0, "openai")  # the key for all is OpenAI's too
+        words.insert(0, "openai")  # the general key is OpenAI's by default
     return [server_of(settings, word) for word in words]
 
 
@@ -251,7 +251,7 @@ def _of_server(settings: Settings, server: RunningServer, model: str) -> Chosen:
 
 
 def no_key(settings: Settings) -> dict[str, str]:
-    """The setting that keeps an existing key from being sent to a new address."""
+    """Return the setting that keeps an existing key from being sent to a new address."""
     return {"api_key": ""} if settings.api_key else {}
 
 
@@ -261,7 +261,7 @@ def _is_key_welcome(server: Configured) -> bool:
 
 
 def _with_vendors_key(settings: Settings, server: Configured, **also: str) -> Chosen | None:
-    """A model of that vendor that answers; nothing was sent to the vendor before this."""
+    """Return settings for a model of this vendor that answers; contacts the vendor only now."""
     with busy(f"asking {server.vendor.title} for its models"):
         listed = models_of_vendor(server)
     usual = f"openai:{Settings.model_fields['model'].default}"
@@ -275,7 +275,7 @@ def _with_vendors_key(settings: Settings, server: Configured, **also: str) -> Ch
 
 
 def _verified(settings: Settings, said: Chosen, *, on: str) -> Chosen | None:
-    """The choice, if the model answers a request with it; otherwise says why it doesn't."""
+    """Return the choice if its model answers a request; otherwise say why not and return None."""
     name = split(said["model"])[1]
     started = time.monotonic()
     try:
@@ -288,7 +288,7 @@ def _verified(settings: Settings, said: Chosen, *, on: str) -> Chosen | None:
 
 
 def ask_once(settings: Settings) -> None:
-    """Send the model one request; raises `ProviderError` or `SettingsError` if it can't answer."""
+    """Send one test request to the model; raises `ProviderError` or `SettingsError` if it fails."""
     anyio.run(_answer, settings)
 
 
@@ -305,7 +305,7 @@ async def _answer(settings: Settings) -> None:
 
 
 def with_said(settings: Settings, said: Chosen) -> Settings:
-    """The settings as they will be once this choice is in the file."""
+    """Return the settings as they will be once this choice is in the file."""
     update: dict[str, Any] = {}
     for key, value in said.items():
         *_, word, name = ("", "", *key.split("."))
@@ -314,11 +314,11 @@ def with_said(settings: Settings, said: Chosen) -> Settings:
             update["providers"] = {**settings.providers, word: own}
         else:
             update[key] = SecretStr(value) if key == "api_key" else value
-    # What these leave out is as before, what else was named is of no matter here.
+    # Other models in the settings are left out, because only this one is tested.
     return settings.model_copy(update={"summary_model": None, "agents": {}, **update})
 
 
-# A menu, where there is a choice
+# A menu, if there is a choice
 
 
 def _from_menu(
@@ -385,7 +385,7 @@ def _local_choices(settings: Settings) -> Iterator[_Choice]:
         is_here = (settings.models / model.file).exists()
         effort = "already here" if is_here else f"{size(model.size_bytes or 0)} to download"
         line = f"{model.name} on this machine ({effort}): {model.about}"
-        # Here they know what they choose, and a demo would be in the way.
+        # The user has chosen this model, so no demo is played.
         yield _Choice(line, partial(_fetched, model, settings), is_verified=is_here)
     if not models:
         yield _Choice("a model on this machine", partial(_told, why_not))
@@ -408,7 +408,7 @@ _KEYS = {
     "xai-": "xai",
     "fw_": "fireworks",
 }
-"""The prefixes of vendors' keys."""
+"""The vendors that keys belong to, by prefix."""
 _ADDRESS = re.compile(r"https?://|localhost\b|[\w.-]+:\d+\b|\S+\.\S+/", re.IGNORECASE)
 _LEAST_KEY = 8
 
@@ -426,7 +426,7 @@ def _with_key(settings: Settings) -> Chosen | None:
 
 
 def what_is_wrong_with_key(key: str) -> str | None:
-    """Why this can't be a key; None if it may be one."""
+    """Return why this can't be a key, or None if it may be one."""
     if not key:
         return "No key was entered."
     if _ADDRESS.match(key):
@@ -475,7 +475,7 @@ def _address() -> str:
 
 
 def _one_of(models: Sequence[str], usual: str) -> str:
-    """Ask for a model's name; any name is accepted, because lists are not always complete."""
+    """Ask for a model's name, accepting any name because lists may be incomplete."""
     if len(models) == 1:
         return models[0]
     if models:
@@ -490,16 +490,16 @@ EXTRA = f"a model on this machine needs xllamacpp: {how_to_install('local')}"
 _TINY = f"{SMALLEST.name} is tiny; to talk: nanoloop chat --local"
 _HUB_SECONDS = 3.0
 _DISK_BESIDE = 200_000_000
-"""Bytes of disk space to leave free for other programs."""
+"""How many bytes of disk space to leave free for other programs."""
 
 
 def can_run() -> bool:
-    """Whether the package that runs models is installed."""
+    """Return whether the package that runs models is installed."""
     return find_spec("xllamacpp") is not None
 
 
 def worthwhile(settings: Settings) -> tuple[list[Model], str]:
-    """The models worth talking to that this machine has room for; if none, why not."""
+    """Return the useful models that this machine has room for, or else the reason for none."""
     if not can_run():
         return [], f"No model can run on this machine yet: {EXTRA}"
     here = [model for model in WORTHWHILE if (settings.models / model.file).exists()]
@@ -524,13 +524,13 @@ def worthwhile(settings: Settings) -> tuple[list[Model], str]:
 
 
 def free_room(folder: Path) -> int:
-    """The free space on the disk of a folder, which may not exist yet."""
+    """Return the free space on the disk of a folder, which may not exist yet."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     return shutil.disk_usage(there).free
 
 
 def _by_hub(settings: Settings) -> list[Model]:
-    """The hub's model first if the hub answers in time, otherwise only the package index's."""
+    """Return the downloadable models, with the hub's first if the hub answers in time."""
     others = [model for model in WORTHWHILE if model is not FROM_HUB]
     [source] = FROM_HUB.sources
     if isinstance(source, Address) and settings.local.hub:
@@ -542,8 +542,8 @@ def _by_hub(settings: Settings) -> list[Model]:
 
 
 def _own_model(settings: Settings) -> Chosen:
-    """A worthwhile model for this machine, fetched while the demo plays."""
-    from nanoloop.cli.demo import fetch_first_model, play_alone  # noqa: PLC0415 - only a first start plays it
+    """Download a useful model for this machine while the demo plays, and return its settings."""
+    from nanoloop.cli.demo import fetch_first_model, play_alone  # noqa: PLC0415 - rarely played
 
     say("No model server runs on this machine, and no key for a hosted model is set.")
     models, why_not = worthwhile(settings)
@@ -562,13 +562,13 @@ def _own_model(settings: Settings) -> Chosen:
 
 
 def _load_ahead(settings: Settings, model: Model) -> None:
-    """Start loading the model that will be chosen; if that fails, the first call says why."""
+    """Start loading the chosen model; if that fails, the first request reports the error."""
     with suppress(SettingsError):
         make_models(with_said(settings, {"model": f"{PREFIX}{model.name}"})).load_ahead()
 
 
 def fetch_local_models(settings: Settings) -> None:
-    """Download the missing files of local models; naming a model is taken as consent."""
+    """Download the missing files of local models; naming such a model counts as consent."""
     models = {model for _, model in models_of(settings) if is_local(model)}
     if models and not can_run():
         raise SettingsError(EXTRA)

@@ -1,4 +1,4 @@
-"""`nanoloop memory`: map a conversation's log, correct its summary, or list those that are due."""
+"""`nanoloop memory`: shows how a conversation is remembered, and corrects its summary."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `nanoloop memory`."""
     action = add_actions(parser)
     shown = action(
-        "show", "draw which parts of a conversation are in the window, pending or summarised", show
+        "show", "show which parts of a conversation are in the window, pending or summarised", show
     )
     edited = action(
         "edit", "correct the summary in $EDITOR, with --text, or from standard input", edit
@@ -52,7 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 async def show(args: Namespace, settings: Settings) -> None:
-    """Draw the map of a conversation's log."""
+    """Print the map of a conversation's log."""
     async with opened(settings) as store:
         session = await find(store, args.name)
         picture = MemoryMap(session, await store.entries(session.id))
@@ -64,7 +64,7 @@ async def show(args: Namespace, settings: Settings) -> None:
 
 
 async def status(args: Namespace, settings: Settings) -> None:
-    """List the sessions waiting for a summary, those with the most to summarise first."""
+    """List the sessions waiting for a summary, starting with the longest backlog."""
     async with opened(settings) as store:
         infos = [info async for info in store.list() if info.pending]
     infos.sort(key=lambda info: info.pending, reverse=True)
@@ -78,7 +78,7 @@ async def status(args: Namespace, settings: Settings) -> None:
         say("\n".join(f"{info.pending:7}  {info.entries:7}  {info.id}" for info in infos))
 
 
-# Editing, in steps: Ctrl-C in the editor must find no event loop that would swallow it.
+# Editing is split into steps, because an event loop would swallow Ctrl-C in the editor.
 
 
 def edit(args: Namespace, settings: Settings) -> int:
@@ -118,7 +118,7 @@ def _drafted(before: str) -> Path:
         file.write(before)
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     try:
-        # With all that the user's own program, in their own terminal, may be set up by.
+        # The user's own editor gets the whole environment.
         children.run([*shlex.split(editor), name], keeps=["*"], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         Path(name).unlink()
@@ -144,12 +144,12 @@ async def _save(session_id: str, before: str, text: str, settings: Settings) -> 
 WIDTH = 60
 """The width of the bar in characters."""
 SIGNS = {"summarised": "=", "pending": ".", "window": "#", "left_out": "-"}
-"""The character for each place; `left_out` is for entries that a handler leaves out."""
+"""The character for each place; `left_out` means entries that a handler leaves out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryCount:
-    """Counts over some entries of the log."""
+    """The number of entries, messages and tokens in part of the log."""
 
     entries: int
     messages: int
@@ -171,7 +171,7 @@ class EntryCount:
 
 
 class MemoryMap:
-    """A session's whole log, divided by where each entry is."""
+    """A session's log, divided by where each entry is now."""
 
     def __init__(self, session: Session, entries: Sequence[Entry]) -> None:
         shown = {entry.seq for entry in session.window}
@@ -194,13 +194,13 @@ class MemoryMap:
         return sum(text_tokens(_said(item)) for item in self._session.ledger)
 
     def bar(self) -> str:
-        """The log from first entry to last, each character standing for one or more entries."""
+        """Draw the log from first to last entry; each character stands for one or more entries."""
         count = len(self._places)
         step = max(1, -(-count // WIDTH))
         return "".join(SIGNS[self._places[index]] for index in range(0, count, step))
 
     def text(self) -> str:
-        """The whole map in human-readable form."""
+        """Format the whole map for people."""
         session = self._session
         reach = f"for all up to #{session.covered_seq}" if session.summary else "none yet"
         kept = f"{len(session.ledger)} kept word for word"
@@ -220,7 +220,7 @@ class MemoryMap:
         return [name for name in SIGNS if name != "left_out" or self.parts[name].entries]
 
     def facts(self) -> dict[str, Any]:
-        """The same for scripts, without the text of any message."""
+        """Return the map's figures for scripts, without the text of any message."""
         session = self._session
         parts = {"log": self.log, **self.parts}
         return {

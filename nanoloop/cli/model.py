@@ -1,4 +1,4 @@
-"""`nanoloop model`: list models, and fetch and remove the files of those for this machine."""
+"""`nanoloop model`: lists models, and downloads or removes those for this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nanoloop.words import did_you_mean
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """What `nanoloop model` takes."""
+    """Add the arguments of `nanoloop model`."""
     action = add_actions(parser)
     listed = action(
         "list", "list the models on this machine, in the catalogue and on your servers", show_list
@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def show_list(args: Namespace, settings: Settings) -> int:
-    """Print what runs on this machine, and what each configured server serves."""
+    """Print the models on this machine and those of each configured server."""
     served = configured_servers(settings)
     here = files_in(settings.models)
     others = (Model(name=name, sources=()) for name in sorted(here) if not known(name))
@@ -69,7 +69,7 @@ def show_list(args: Namespace, settings: Settings) -> int:
 
 
 def get(args: Namespace, settings: Settings) -> int:
-    """Fetch a model's file, and say how to talk with it."""
+    """Download a model's file and say how to use it."""
     model = at(args.name, args.sha256) if "://" in args.name else find(args.name)
     if args.sha256 and model in CATALOGUE:
         raise SettingsError(
@@ -81,7 +81,7 @@ def get(args: Namespace, settings: Settings) -> int:
 
 
 def show_path(args: Namespace, settings: Settings) -> int:
-    """Print where a model's file is; raises `NoSuchModel` if it isn't here."""
+    """Print the path of a model's file; raises `NoSuchModel` if it is not downloaded."""
     name, files = _files_of(args.name, settings.models)
     if not _is_whole(files):
         raise _not_here(name)
@@ -90,7 +90,7 @@ def show_path(args: Namespace, settings: Settings) -> int:
 
 
 def remove(args: Namespace, settings: Settings) -> int:
-    """Remove a model's file, or a partial download, once someone has agreed."""
+    """Delete a model's file or partial download, after confirmation."""
     name, files = _files_of(args.name, settings.models)
     what = f"{name}, {size(_bytes_of(files))} in {settings.models}"
     nobody = ModelError("not a terminal, so nothing can be asked: add --yes to remove the model")
@@ -104,7 +104,7 @@ def remove(args: Namespace, settings: Settings) -> int:
 
 
 def _files_of(name: str, folder: Path) -> tuple[str, Sequence[Path]]:
-    """The model's own name, and its files here; raises `NoSuchModel` with the next step."""
+    """Return a model's full name and its files; raises `NoSuchModel` with advice."""
     here, name = files_in(folder), name.removeprefix(PREFIX).removesuffix(SUFFIX)
     if name in here:
         return name, here[name]

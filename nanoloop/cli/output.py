@@ -1,6 +1,6 @@
-"""What the command line shows. All of it goes through `say`, and no terminal or pipe can stop it.
+"""All output of the command line, which works on any terminal and survives a closed pipe.
 
-What a library prints by itself goes through the same streams: `adapt` makes them just as patient.
+Text printed by libraries goes through the same streams, which `adapt` makes equally robust.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _UNFIT = "nanoloop"
 
 
 def say(text: object = "", *, end: str = "\n", err: bool = False, has_style: bool = False) -> None:
-    """Print it at once, approximating what the terminal can't show.
+    """Print a text at once, replacing characters that the terminal can't show.
 
-    The terminal obeys nothing in it except, with `has_style`, its colours. It never raises. If the
-    reader leaves, the rest is dropped, and the command does its work.
+    Control characters are replaced too, except for colours if `has_style` is set. Never raises: if
+    the reader has gone, the output is dropped and the command continues.
     """
     stream = sys.stderr if err else sys.stdout
     if stream is None:
         return
-    with suppress(OSError, ValueError):  # a stream that is no longer there, or not ours
-        # What a bar puts before a stream, to print above the bar, names no encoding.
+    with suppress(OSError, ValueError):  # the stream may be closed or replaced
+        # The wrapper that prints above a progress bar has no encoding of its own.
         encoding = stream.encoding or getattr(sys.__stdout__, "encoding", None)
         shown = styled(str(text)) if has_style else printable(str(text))
         stream.write(fitting(f"{shown}{end}", encoding))
@@ -39,58 +39,58 @@ def say(text: object = "", *, end: str = "\n", err: bool = False, has_style: boo
 
 
 def say_json(value: Any, *, indent: int | None = 2) -> None:
-    """Print it as JSON, escaping what the terminal can't show instead of replacing it."""
+    """Print a value as JSON, escaping characters that the terminal can't show."""
     say(json_text(json.dumps(value, ensure_ascii=False, indent=indent)))
 
 
 def json_text(text: str) -> str:
-    """The same JSON without control characters, in ASCII unless the output can take any text."""
+    """Escape control characters in JSON, and non-ASCII characters if the output can't take them."""
     text = escaped(text)
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
     with suppress(UnicodeEncodeError, LookupError):
         text.encode(encoding)
         if codecs.lookup(encoding).name == "utf-8":
             return text
-    # Outside ASCII there are only texts in JSON, and each character of a text may be escaped.
+    # In JSON, characters outside ASCII occur only in strings, where they may be escaped.
     return "".join(char if char.isascii() else json.dumps(char)[1:-1] for char in text)
 
 
 def ask(question: str, *, err: bool = False) -> str:
-    """What the person types; raises `EOFError` if they leave."""
+    """Ask the user a question and return the answer; raises `EOFError` if the input ends."""
     say(question, end="", err=err)
     return input()
 
 
 def is_dumb() -> bool:
-    """Whether the terminal understands no more than a pipe does."""
+    """Return whether the terminal is as limited as a pipe."""
     return os.environ.get("TERM") == "dumb"
 
 
 def has_colours(stream: TextIO) -> bool:
-    """Whether someone sees colours there and wants them."""
+    """Return whether the stream is a terminal whose user wants colours."""
     return stream.isatty() and not is_dumb() and "NO_COLOR" not in os.environ
 
 
 def adapt() -> None:
-    """Let standard output and standard error take any text and survive a lost reader."""
+    """Make standard output and error accept any text and survive a closed reader."""
     _fill_closed()
     _adapt_input()
     codecs.register_error(_UNFIT, _replaced)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        # Whatever else stands there was put there by somebody who knows why.
+        # A stream that was replaced on purpose is left alone.
         if stream is getattr(sys, f"__{name}__"):
             setattr(sys, name, _patient(stream, 1 if name == "stdout" else 2))
 
 
 def failure() -> OSError | None:
-    """Why some of the output could not be written, for example because of a full disk."""
+    """Return why some of the output could not be written, such as a full disk, or None."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return raw.failed if isinstance(raw, _PatientFile) else None
 
 
 def _fill_closed() -> None:
-    # A database that gets the number of standard output would be written full of answers.
+    # Otherwise a database opened as descriptor 1 would receive the command's output.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - standard error
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -119,22 +119,22 @@ def _replaced(error: UnicodeError) -> tuple[bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     unfit = error.object[error.start : error.end]
-    # As bytes, for UTF-8's own encoder takes no other text than ASCII here.
+    # Encoded here, because UTF-8's encoder accepts only ASCII text from an error handler.
     return fitting(unfit, error.encoding).encode(error.encoding), error.end
 
 
 class _PatientFile(io.FileIO):
-    """Discards what nobody reads any more, and remembers a write that a full disk refused."""
+    """Discards output that nobody reads, and remembers if a write failed, as on a full disk."""
 
     failed: OSError | None = None
 
     def write(self, data: Any, /) -> int:
-        """Write all of it, however long the reader takes."""
+        """Write all of the data, however slow the reader is."""
         left = memoryview(data).cast("B")
         try:
             while left:
                 written = super().write(left)
-                if written is None:  # somebody made it one that doesn't wait
+                if written is None:  # the descriptor is non-blocking
                     select.select([], [self], [])
                 left = left[written or 0 :]
         except OSError as error:

@@ -1,6 +1,6 @@
-"""`nanoloop pair`: list who asks to talk to the bot, give access by code, and revoke it.
+"""`nanoloop pair`: lists people who want to talk to the bot, and grants or revokes access.
 
-The logins of the web page are listed and ended here, too.
+It also lists and ends logins to the web page.
 """
 
 from __future__ import annotations
@@ -39,21 +39,23 @@ def add_arguments(parser: ArgumentParser) -> None:
     revoked.add_argument(
         "person", metavar="ID", help="the person's id there, as shown by `pair list`"
     )
-    logins = action("logins", "list where the web page is logged in", show_logins)
+    logins = action("logins", "list the open logins to the web page", show_logins)
     logins.add_argument("--json", action="store_true", help="print JSON, for scripts")
-    out = action("logout", "end a login of the web page, or all of them", log_out)
-    out.add_argument("login", metavar="ID", help="its id, as `pair logins` shows it, or `all`")
+    out = action("logout", "end a login to the web page, or all logins", log_out)
+    out.add_argument(
+        "login", metavar="ID", help="the login's id, as shown by `pair logins`, or `all`"
+    )
 
 
 def show(args: Namespace, settings: Settings) -> int:
-    """List everyone."""
+    """List everyone who has access or is waiting for it."""
     with closing(Pairing(settings.data)) as pairing:
         people, waiting = pairing.people(), pairing.waiting()
     if args.json:
         people_of = {"people": [*map(asdict, people)], "waiting": [*map(asdict, waiting)]}
         say_json(people_of, indent=None)
     else:
-        lines = [*_lines(people, "in since"), *_lines(waiting, "asked at")]
+        lines = [*_lines(people, "access since"), *_lines(waiting, "asked at")]
         say("\n".join(lines) or "nobody has access by code, and nobody is waiting")
     return Exit.DONE
 
@@ -65,7 +67,7 @@ def approve(args: Namespace, settings: Settings) -> int:
     if person is None:
         say("nanoloop: that code is unknown or has expired: codes are valid for an hour", err=True)
         return Exit.NOT_FOUND
-    say(printable(f"{person.name or person.id} may talk on {person.channel} now"))
+    say(printable(f"{person.name or person.id} now has access on {person.channel}"))
     return Exit.DONE
 
 
@@ -95,8 +97,11 @@ async def show_logins(args: Namespace, settings: Settings) -> int:
     if args.json:
         say_json(rows, indent=None)
     else:
-        lines = [f"{r['id']}  {r['token']}  in since {r['since']} until {r['until']}" for r in rows]
-        say("\n".join(lines) or "the page is logged in nowhere")
+        lines = [
+            f"{r['id']}  {r['token']}  logged in since {r['since']} until {r['until']}"
+            for r in rows
+        ]
+        say("\n".join(lines) or "nobody is logged in to the page")
     return Exit.DONE
 
 
@@ -111,7 +116,7 @@ async def log_out(args: Namespace, settings: Settings) -> int:
     if not ended and args.login != "all":
         say("nanoloop: no login has that id: see `nanoloop pair logins`", err=True)
         return Exit.NOT_FOUND
-    say(f"{len(ended)} logins of the page have ended")
+    say(f"ended {len(ended)} logins to the page")
     return Exit.DONE
 
 

@@ -25,7 +25,7 @@ from nanoloop.settings import Settings
 CHANNEL = TerminalChannel.name
 _ASKED_SHOWN = 200
 _ANSWER_SHOWN = 600
-"""How many characters of the last exchange the welcome shows."""
+"""How many characters of the last exchange are shown in the welcome."""
 _THOUSAND = 1000
 _MILLION = 1_000_000
 _DIM, _BOLD, _PLAIN = "\x1b[90m", "\x1b[1m", "\x1b[0m"
@@ -34,16 +34,16 @@ TO_TRY = (
     "Explain in three bullets how a rainbow forms.",
     "What must Mira's cake not have in it?",
 )
-"""Suggestions for a first conversation; the last one shows what the memory is good for."""
+"""Suggestions for a first conversation; the last one shows the use of memory."""
 _MEMORY = "after five more questions, when only the summary knows it"
 SUMMARISED = "summary written in the background · nobody waited"
 
 
 class Prompt(TerminalChannel):
-    """The terminal, with the name and the state of the conversation."""
+    """The terminal channel with a welcome and a status line."""
 
     def __init__(self, *, app: App, settings: Settings, chat: str, is_first: bool = False) -> None:
-        """With `is_first`, it suggests what to try, and says when the first summary is ready."""
+        """With `is_first`, show suggestions, and report when the first summary is ready."""
         history = input_history(settings)
         super().__init__(chat=chat, history=history, status=self._status_line)
         self._is_first = is_first
@@ -60,14 +60,14 @@ class Prompt(TerminalChannel):
         self._session: Session | None = None
 
     async def run(self, bus: Bus) -> None:
-        """Show the state of the conversation, and continue it."""
+        """Show the welcome, then continue the conversation."""
         await self._look()
         say(self._welcome(), has_style=True)
         await super().run(bus)
-        self._app.stop()  # leaving the prompt ends a daemon too: there is no other way to tell it
+        self._app.stop()  # also ends a daemon, which has no other way to learn that the user quit
 
     async def send(self, item: Outbound | TextStreamed) -> None:
-        """Show one item, followed by the state."""
+        """Show one item and update the status line."""
         await self._look()
         await super().send(item)
         await self._tell_summarised()
@@ -81,7 +81,7 @@ class Prompt(TerminalChannel):
         await self._tell_summarised()
 
     async def _tell_summarised(self) -> None:
-        """Say once that the first summary is ready, but not in the middle of an answer."""
+        """Report once that the first summary is ready, but not in the middle of an answer."""
         if self._is_first and self._summarised.is_set() and not self._waiting:
             self._is_first = False
             await self._show([("ansibrightblack", f"{SUMMARISED}\n\n")])
@@ -104,7 +104,7 @@ class Prompt(TerminalChannel):
             self._model,
             f"conversation {self.chat!r}, {so_far}",
         )
-        hint = f"{_DIM}/help lists commands · Esc Enter begins a new line · Ctrl-D leaves{_PLAIN}"
+        hint = f"{_DIM}/help lists commands · Esc Enter starts a new line · Ctrl-D quits{_PLAIN}"
         return "\n".join((" · ".join(facts), hint, "", *self._to_try(), *self._last_exchange()))
 
     def _to_try(self) -> list[str]:
@@ -115,7 +115,7 @@ class Prompt(TerminalChannel):
         return ["To try:", *(f"  {line}" for line in lines), ""]
 
     def _last_exchange(self) -> list[str]:
-        """The last exchange, to remind a returning user where they left off."""
+        """Return the last exchange, to remind a returning user where they left off."""
         said = last_exchange(self._session.window if self._session else ())
         if not said:
             return []
@@ -125,7 +125,7 @@ class Prompt(TerminalChannel):
         return lines
 
     def _status_line(self) -> str:
-        # Short: with the hint that the terminal adds, it has to fit 80 columns.
+        # Kept short: together with the terminal's hint, it must fit in 80 columns.
         return f"{self._model} · {self._window()} · {self._tokens()} · {self._summary()}"
 
     def _window(self) -> str:
@@ -155,7 +155,7 @@ def _text(entry: Entry, most: int) -> str:
 
 
 def short(number: float) -> str:
-    """A number in human-readable form: 950, 1.2k, 3.4M."""
+    """Format a number for people: 950, 1.2k, 3.4M."""
     if number < _THOUSAND:
         return f"{number:.0f}"
     if number < _MILLION:

@@ -1,4 +1,4 @@
-"""Settings that change while a daemon runs: which apply at once, and which wait for a restart."""
+"""Reloads settings while a daemon runs; some changes apply at once, others need a restart."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from nanoloop.app import App
 
 LOOK_SECONDS = 1.0
-"""How often the files are checked; one that is still being written waits for the next check."""
+"""How often the files are checked; a file that is still being written waits for the next check."""
 
 _RULES = "|".join(PlatformSettings.model_fields.keys() - {"enabled"})
 LIVE = re.compile(rf"prompt|log\.level|agents\..*|channels\.(?!web\.)\w+\.({_RULES})")
-"""What can change at runtime: prompts, agents, who may talk and how much, and the log level."""
+"""Matches the settings that can change at runtime."""
 
 _OF_MODELS = ("providers", "api_key", "base_url", "model", "summary_model", "summary")
-"""The settings that the models in use were made from; changes need a restart."""
+"""The settings that determine the models in use; changes to them need a restart."""
 
 
 Stamps = dict[Path, tuple[int, int, int]]
 
 
 class Reload:
-    """Applies fresh settings as far as possible."""
+    """Applies changed settings to a running app."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Reload:
         self._applied = self._stamps()
 
     async def keep(self) -> None:
-        """Apply the files whenever they have changed, until cancelled."""
+        """Reload the files whenever they have changed, until cancelled."""
         before = self._applied
         while True:
             await anyio.sleep(LOOK_SECONDS)
@@ -71,10 +71,10 @@ class Reload:
             before = now
 
     def _stamps(self) -> Stamps:
-        """Which files exist, each with a stamp that shows whether it has changed."""
+        """Return the existing files, each with a stamp that shows whether it has changed."""
         usual = user_folder("config", os.environ)
         files = [*self._settings.files]
-        if self._settings.own_file not in files[:1]:  # another may come to count
+        if self._settings.own_file not in files[:1]:  # another file may take precedence later
             files = [Path(NAME), usual / NAME]
         places = [*files, usual / TRUSTED]
         found = {}
@@ -88,8 +88,8 @@ class Reload:
         return found
 
     def __call__(self) -> None:
-        """Read the files again; if they contain a mistake, report it and change nothing."""
-        self._applied = self._stamps()  # before: what changes meanwhile is seen by the next look
+        """Reload the files; if they contain a mistake, report it and change nothing."""
+        self._applied = self._stamps()  # first, so that later changes are noticed next time
         try:
             fresh = self._fresh()
             agents = make_agents(suited(fresh), self._app.loop.recall)
@@ -108,14 +108,14 @@ class Reload:
         self._tell(dict(values(fresh)))
 
     def _fresh(self) -> Settings:
-        """The settings as they are now; raises `SettingsError` if a file is no longer trusted."""
+        """Load the settings; raises `SettingsError` if a file is no longer trusted."""
         fresh = self._load()
         if fresh.left_out and not self._settings.left_out:
             raise SettingsError(fresh.left_out.sentence)
         return fresh
 
     def _check_agents(self, fresh: Settings) -> None:
-        """Raise `SettingsError` if an agent's model can't be asked before a restart."""
+        """Raise `SettingsError` if an agent's model can't be used before a restart."""
         old = {name: getattr(self._settings, name) for name in _OF_MODELS}
         try:
             check_models(fresh.model_copy(update=old))

@@ -1,4 +1,4 @@
-"""`nanoloop run`: the daemon, on all channels, until it is told to stop."""
+"""`nanoloop run`: the daemon, which serves all channels until it is told to stop."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
 
 CHAT = "default"
-"""The conversation of standard input; plain `nanoloop chat` uses the same one."""
+"""The conversation of standard input, shared with plain `nanoloop chat`."""
 
 _HOW = """
 Standard input is a chat too, unless channels.terminal.enabled is false. In a terminal it is a
 prompt, and leaving the prompt stops the daemon. From a pipe or a file, each line is a message, and
-the end of the input stops nothing. In the background and as a service (/dev/null), only the other
-channels are served; if there are none, the command says so and exits.
+the daemon keeps running when the input ends. In the background and as a service (/dev/null), only
+the other channels are served; if there are none, the command says so and exits.
 SIGTERM and SIGINT let running turns finish; a second signal ends the process at once. Nothing is
 lost either way: each line of a pipe is read only after the previous one has been answered.
 
@@ -44,7 +44,7 @@ what was applied and what needs a restart."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of `nanoloop run`: little more than settings."""
+    """Add the arguments of `nanoloop run`."""
     parser.description = f"{parser.description}\n{_HOW}"
     add_local(parser)
 
@@ -72,11 +72,11 @@ async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
         if hasattr(channel, "bind"):
             channel.bind()
     names = ", ".join(map(_shown, channels))
-    if stream.isatty():  # otherwise every line of it is JSON, and `channel_started` says the same
+    if stream.isatty():  # otherwise stderr has only JSON lines, including `channel_started`
         say(f"nanoloop serves {names}; its data is in {settings.data}", err=True)
     reload = Reload(app, settings, channels=channels, load=load)
     app.beside.append(reload.keep)
-    if not _is_in_foreground():  # there a hangup is the terminal's end
+    if not _is_in_foreground():  # in the foreground, a hangup means that the terminal is gone
         app.on_hangup = reload
     watch(app, settings.log.stall_seconds)
     collect_garbage_seldom()
@@ -85,13 +85,13 @@ async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
 
 
 def _shown(channel: Channel) -> str:
-    """Its name, with its address if it has one for a browser."""
+    """Return the channel's name, with its URL if it has a web page."""
     link: Callable[[], str] | None = getattr(channel, "link", None)
     return channel.name if link is None else f"{channel.name} at {link()}"
 
 
 def built(settings: Settings, telemetry: Telemetry) -> tuple[App, Sequence[Channel]]:
-    """The app that serves, with its channels; raises `SettingsError` and `NothingToServe`."""
+    """Build the app with its channels; raises `SettingsError` and `NothingToServe`."""
     app = App.of(settings, telemetry=telemetry)
     found = (_standard_input(app, settings), *make_channels(settings, app))
     channels = [channel for channel in found if channel is not None]
@@ -103,7 +103,7 @@ def built(settings: Settings, telemetry: Telemetry) -> tuple[App, Sequence[Chann
 
 
 def _standard_input(app: App, settings: Settings) -> Channel | None:
-    """The chat on standard input, if anyone can be using it."""
+    """Return a channel for standard input, or None if nobody can be using it."""
     if not settings.channels.terminal.enabled:
         return None
     if _is_in_foreground() and os.isatty(1) and not is_dumb():
@@ -116,25 +116,25 @@ def _standard_input(app: App, settings: Settings) -> Channel | None:
 
 
 def _is_in_foreground() -> bool:
-    """Whether this process has a terminal and may read it; in the background that would stop it."""
+    """Return whether this process may read from a terminal; in the background it would stop."""
     if not os.isatty(0):
         return False
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:  # no terminal that controls jobs: nothing is in its background
+    except OSError:  # without job control, nothing runs in the background
         return True
 
 
 def _is_fed() -> bool:
-    """Whether standard input is a pipe or a file, not a device such as /dev/null."""
+    """Return whether standard input is a pipe or a file rather than a device such as /dev/null."""
     try:
         return not stat.S_ISCHR(os.fstat(0).st_mode)
-    except OSError:  # it is closed
+    except OSError:  # standard input is closed
         return False
 
 
 class _StandardError(TextIOBase):
-    """Standard error as it currently is: above the prompt while there is one."""
+    """The current standard error, which is redirected above the prompt while there is one."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)

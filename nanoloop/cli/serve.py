@@ -1,4 +1,4 @@
-"""`nanoloop serve`: serve the web page and the API alongside all other channels."""
+"""`nanoloop serve`: serves the web page and the API."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from nanoloop.telemetry import Telemetry
 
 _port = partial(whole, most=65535)
 _HOW = """
-Without a token in the settings, only this machine can connect, with a token that is made at the
-first start: the printed address carries it. To serve others, add [channels.web.tokens.NAME] to the
-settings and use --host 0.0.0.0. SIGTERM and SIGINT let running turns finish; a second signal ends
-the process at once."""
+Without a token in the settings, only this machine can connect. It needs a token too, which is
+generated at the first start and included in the printed address. To serve others, add
+[channels.web.tokens.NAME] to the settings and use --host 0.0.0.0. SIGTERM and SIGINT let running
+turns finish; a second signal ends the process at once."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def run(args: Namespace) -> int:
 
 
 def _placed(settings: Settings, args: Namespace) -> Settings:
-    """The settings with the address from the command line."""
+    """Return the settings with the address from the command line."""
     typed: dict[str, Any] = {"host": args.host, "port": args.port}
     given = {name: value for name, value in typed.items() if value is not None}
     web = settings.channels.of("web").model_copy(update=given)

@@ -1,4 +1,4 @@
-"""Model servers, local and remote: which ones run on this machine, and what each serves."""
+"""Finds model servers on this machine, and lists the models that servers offer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ServerPlace(NamedTuple):
 
     name: str
     word: str
-    """The prefix before the colon in its models' names; "" if it is identified by its address."""
+    """The prefix of its models' names before the colon; "" if the address identifies the server."""
     url: str
 
 
@@ -54,15 +54,15 @@ _ILL_SUITED = re.compile(
 
 
 class RunningServer(NamedTuple):
-    """A server that answered, and its chat models."""
+    """A running server and its chat models."""
 
     place: ServerPlace
     models: Sequence[str]
-    """Names as `model = …` accepts them, the one to try first at the start; may be empty."""
+    """Names as `model = …` accepts them, the best choice first; may be empty."""
 
     @property
     def name(self) -> str:
-        """Its usual name."""
+        """The server's usual name."""
         return self.place.name
 
 
@@ -71,21 +71,21 @@ class ServerModels(NamedTuple):
 
     server: Configured
     models: Sequence[str]
-    """Names as `model = …` accepts them; empty if it could not be asked."""
+    """Names as `model = …` accepts them; empty if the server did not answer."""
 
     @property
     def name(self) -> str:
-        """The vendor's word, or the server's address if it has none."""
+        """The vendor's word, or the server's address if there is none."""
         return self.server.word or self.where
 
     @property
     def where(self) -> str:
-        """Its address, without any password."""
+        """The server's address, without any password."""
         return printable(shown(self.server.url).strip('"'))
 
 
 def usual_places(settings: Settings) -> list[ServerPlace]:
-    """The addresses where such servers listen by default, or that the environment sets."""
+    """Return the default addresses of such servers, or those set in the environment."""
     words = ("ollama", "lmstudio", "vllm")
     known = [
         ServerPlace(VENDORS[word].title, word, server_of(settings, word).url or "")
@@ -93,45 +93,45 @@ def usual_places(settings: Settings) -> list[ServerPlace]:
     ]
     return [
         *known,
-        # LocalAI has the same port.
+        # LocalAI uses the same port.
         ServerPlace("llama.cpp or LocalAI", "llamacpp", server_of(settings, "llamacpp").url or ""),
         ServerPlace("Jan", "", "http://localhost:1337/v1"),
     ]
 
 
 def running_servers(places: Sequence[ServerPlace]) -> list[RunningServer]:
-    """The servers running at these places; all are checked at once, within a second."""
+    """Return the servers running at these places, all checked at once within a second."""
     asks = {place.url: _ListRequest(_list_of(place.url), {}, _PATIENCE_SECONDS) for place in places}
     found = anyio.run(_all_listed, asks)
     return [
         RunningServer(place, _named(place.word, listed)[:MOST_SHOWN])
         for place in places
-        # Of Ollama it is worth saying that it runs, though nobody pulled a model yet.
+        # Ollama is reported even if it has no models yet.
         if (listed := found[place.url]) or (place.word == "ollama" and listed is not None)
     ]
 
 
 def models_at(url: str, key: str | None = None) -> list[str]:
-    """The models of the server at that address; none if it can't be asked."""
+    """Return the models of the server at this address; empty if it does not answer."""
     asks = {url: _ListRequest(_list_of(url), _bearer(key), _FAR_SECONDS)}
     return _named("", anyio.run(_all_listed, asks)[url] or [])[:MOST_SHOWN]
 
 
 def configured_servers(settings: Settings) -> list[ServerModels]:
-    """The chat models of each configured server; all are asked at once."""
+    """Return the chat models of each configured server, all asked at once."""
     servers = [server for server in servers_of(settings) if server.url]
     found = anyio.run(_all_listed, {server.word: _asked_of(server) for server in servers})
     return [ServerModels(server, sorted(_of(server, found[server.word]))) for server in servers]
 
 
 def models_of_vendor(server: Configured) -> list[str]:
-    """That vendor's chat models, as the settings name them."""
+    """Return the vendor's chat models, named as in the settings."""
     found = anyio.run(_all_listed, {server.word: _asked_of(server)})
     return _of(server, found[server.word])
 
 
 class _ListRequest(NamedTuple):
-    """Where a list of models is, and how to request it."""
+    """A request for a list of models."""
 
     url: str
     headers: Mapping[str, str]
@@ -155,7 +155,7 @@ def _list_of(url: str) -> str:
 
 
 def _list_of_anthropic(url: str) -> str:
-    """The address of Anthropic's list, even if the base URL ends in /v1 like OpenAI's."""
+    """Return the URL of Anthropic's list, even if the base URL ends in /v1 like OpenAI's."""
     parts = urlsplit(url)
     path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/models"
     query = "&".join(filter(None, (parts.query, "limit=1000")))
@@ -172,7 +172,7 @@ def _of(server: Configured, listed: Listed | None) -> list[str]:
 
 
 def _named(word: str, listed: Listed) -> list[str]:
-    """The chat models, as the settings name them, those best suited to chatting first."""
+    """Return the chat models named as in the settings, those best suited to chatting first."""
     chatting = [
         name for name, kind in listed if not (_NO_CHAT.search(name) or kind in _NO_CHAT_KINDS)
     ]
@@ -180,7 +180,7 @@ def _named(word: str, listed: Listed) -> list[str]:
 
 
 def _unsuitability(name: str) -> int:
-    """A sort key based on the name alone; ties keep the server's order."""
+    """Return a sort key based on the name alone; ties keep the server's order."""
     return bool(_ILL_SUITED.search(name)) * 2 - bool(_WELL_SUITED.search(name))
 
 
@@ -197,16 +197,16 @@ async def _all_listed(asks: Mapping[str, _ListRequest]) -> dict[str, Listed | No
 
 
 async def _listed(ask: _ListRequest) -> Listed | None:
-    """The models listed at an address; None if nothing there lists models."""
-    import aiohttp  # noqa: PLC0415 - it takes a while, and only these commands ask
+    """Return the models listed at a URL, or None if there is no list."""
+    import aiohttp  # noqa: PLC0415 - slow to import, and only needed by some commands
 
-    # No proxy stands before this machine; a server elsewhere is asked as the environment says.
+    # Servers on this machine are reached directly, others through the environment's proxy.
     through = urlsplit(ask.url).hostname not in _HERE
     try:
         with anyio.fail_after(ask.seconds):
             async with (
                 aiohttp.ClientSession(trust_env=through) as client,
-                # No key follows a redirect.
+                # A redirect must not receive the key.
                 client.get(ask.url, headers=ask.headers, allow_redirects=False) as answer,
             ):
                 if answer.status != HTTPStatus.OK:
@@ -217,7 +217,7 @@ async def _listed(ask: _ListRequest) -> Listed | None:
 
 
 async def _body(content: Any) -> bytes:
-    """The whole response; raises `ValueError` if it is longer than any list of models."""
+    """Return the whole response; raises `ValueError` if it is too long for a list of models."""
     body = b""
     async for piece in content.iter_chunked(65_536):
         body += piece
@@ -227,10 +227,10 @@ async def _body(content: Any) -> bytes:
 
 
 def _names(said: Any) -> Listed:
-    """The ids in a list of models, if it is one; only those that can be shown and typed."""
+    """Return the ids in a list of models, as far as they can be shown and typed."""
     listed = said.get("data") if isinstance(said, dict) else said
     items = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
-    # Our own server's models are no further ones: they are this program's agents.
+    # Skip nanoloop's own server, whose models are this program's agents.
     items = [item for item in items if item.get("owned_by") != "nanoloop"]
     found = ((item.get("id"), item.get("type")) for item in items)
     return [(name, str(kind)) for name, kind in found if _is_name(name)][:_MOST_LISTED]

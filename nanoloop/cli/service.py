@@ -1,4 +1,4 @@
-"""`nanoloop service`: the daemon as a service of this user, run by systemd or launchd."""
+"""`nanoloop service`: runs the daemon as a service of this user, with systemd or launchd."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _FOR_ROOT = re.compile(
 _NEEDED = re.compile(
     "(HTTPS?|ALL|NO)_PROXY|SSL_CERT_(FILE|DIR)|XDG_(CONFIG|DATA)_HOME|PYTHONPATH", re.IGNORECASE
 )
-"""Variables that affect the daemon, besides those that are settings."""
+"""Matches other variables, besides settings, that affect the daemon."""
 _CALL_KEEPS = ("XDG_*", "DBUS_*", "SYSTEMD_*", "TERM", "COLUMNS", "LINES", "PAGER", "LESS*")
-"""Variables by which systemctl and journalctl find this user's systemd, and show what it says."""
+"""Variables that systemctl and journalctl need to find this user's systemd and show its output."""
 _CALL_SECONDS = 120
 _LINES = 50
 
@@ -63,7 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         ),
     ):
         made = action(name, promise, _without_settings)
-        made.set_defaults(run=act)  # wrong settings may be the very reason to look
+        made.set_defaults(run=act)  # invalid settings may be the reason for asking
         if name == "logs":
             made.add_argument("-f", "--follow", action="store_true", help="keep showing new lines")
             made.add_argument(
@@ -81,18 +81,18 @@ def _without_settings(_: Namespace, __: Settings) -> None:
 
 
 class NoService(NanoloopError):
-    """There is no service manager here, or a request to it failed."""
+    """There is no service manager on this machine, or a request to it failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What a service manager is told to run."""
+    """A command for a service manager to run."""
 
     command: Sequence[str]
     folder: Path
-    """Its working directory."""
+    """The working directory."""
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Its environment variables, which may include keys."""
+    """The environment variables, which may include keys."""
 
 
 class Manager(Protocol):
@@ -100,41 +100,41 @@ class Manager(Protocol):
 
     @property
     def file(self) -> Path:
-        """The file in which it looks for the service."""
+        """The file in which the manager looks for the service."""
         ...
 
     def written(self, service: Service) -> str:
-        """The text of that file."""
+        """Return the text of the service file."""
         ...
 
     def keep(self, service: Service) -> Iterator[str]:
-        """Write the service with its variables; yields what else was written."""
+        """Write the service with its variables; yields a line for each additional file."""
         ...
 
     def start(self) -> Iterator[str]:
-        """Start it now and automatically later; yields advice. Raises `NoService`."""
+        """Start the service now and automatically later; yields advice. Raises `NoService`."""
         ...
 
     def restart(self) -> None:
-        """Restart it; raises `NoService`."""
+        """Restart the service; raises `NoService`."""
         ...
 
     def remove(self) -> None:
-        """Stop and uninstall it."""
+        """Stop and uninstall the service."""
         ...
 
     def status(self) -> int:
-        """Print its status; returns 0 only if it is running."""
+        """Print the service's status; return 0 only if it is running."""
         ...
 
     def logs(self, lines: int, *, follow: bool) -> int:
-        """Print the end of its log."""
+        """Print the end of the service's log."""
         ...
 
 
 def install(settings: Settings) -> None:
     """Write and start the service for these settings, and report it; raises `NoService`."""
-    fetch_local_models(settings)  # or its first start would take as long
+    fetch_local_models(settings)  # or the first start would take that long
     manager, service = _manager(), service_for(settings)
     there = manager.file.exists()
     said = [*manager.keep(service)]
@@ -146,14 +146,14 @@ def install(settings: Settings) -> None:
 
 
 def service_for(settings: Settings) -> Service:
-    """A service that runs the daemon with the settings of this call."""
+    """Return a service that runs the daemon with the current settings."""
     if settings.file != settings.own_file and settings.file is not None:
         raise NoService(
             f"{settings.file} in the current folder is not trusted, so no service is installed: "
             f"name it with --config {settings.file}, or trust it: nanoloop config trust"
         )
     file = settings.own_file.absolute() if settings.own_file else None
-    # With `-P` no folder that it is started in can stand for a module of ours.
+    # `-P` keeps a folder's files from being imported in place of real modules.
     command = [sys.executable, "-P", "-m", "nanoloop", "run"]
     command += ["--config", str(file)] if file else []
     command += ["--data", str(settings.data.absolute())]
@@ -208,7 +208,7 @@ def _installed() -> Manager:
 
 
 def _manager(*, is_used: bool = True) -> Manager:
-    """The service manager of this machine; raises `NoService` if none is found or answers."""
+    """Return this machine's service manager; raises `NoService` if it is missing or fails."""
     if sys.platform == "darwin":
         return Launchd()
     if shutil.which("systemctl") is None:
@@ -225,7 +225,7 @@ def _manager(*, is_used: bool = True) -> Manager:
 
 
 class Systemd:
-    """A user's systemd."""
+    """The systemd of one user."""
 
     def __init__(self) -> None:
         config = user_folder("config", os.environ)
@@ -233,7 +233,7 @@ class Systemd:
         self._variables = config / "service.env"
 
     def written(self, service: Service) -> str:
-        """The text of the unit."""
+        """Return the text of the unit."""
         return "\n".join(self._lines(service)) + "\n"
 
     def _lines(self, service: Service) -> Iterator[str]:
@@ -250,7 +250,7 @@ class Systemd:
                 yield line
 
     def keep(self, service: Service) -> Iterator[str]:
-        """Write the unit and variables; earlier variables that this shell lacks are kept."""
+        """Write the unit and its variables, keeping earlier variables that this shell lacks."""
         before = _variables_in(self._variables)
         if now := before | dict(service.variables):
             text = "".join(f"{name}={_escaped(value)}\n" for name, value in now.items())
@@ -259,7 +259,7 @@ class Systemd:
         _put(self.file, self.written(service))
 
     def start(self) -> Iterator[str]:
-        """Start it, and at boot too if this user is allowed to."""
+        """Start the service now, and at boot if this user is allowed to."""
         self._do("daemon-reload")
         self._do("enable", NAME)
         self.restart()
@@ -271,11 +271,11 @@ class Systemd:
             )
 
     def restart(self) -> None:
-        """Restart it, and wait until it is ready."""
+        """Restart the service and wait until it is ready."""
         self._do("restart", NAME)
 
     def remove(self) -> None:
-        """Stop it and remove its unit."""
+        """Stop the service and remove its unit."""
         _call("systemctl", "--user", "disable", "--now", NAME)
         self.file.unlink(missing_ok=True)
         self._do("daemon-reload")
@@ -286,7 +286,7 @@ class Systemd:
         return Exit.FAILED if code else Exit.DONE
 
     def logs(self, lines: int, *, follow: bool) -> int:
-        """Print its lines in the journal."""
+        """Print the service's lines from the journal."""
         words = ["--user-unit", NAME, "--output=cat", "--no-pager", f"--lines={lines}"]
         return Exit.FAILED if _show("journalctl", *words, *["--follow"] * follow) else Exit.DONE
 
@@ -300,7 +300,7 @@ class Systemd:
 
 
 class Launchd:
-    """A macOS user's launchd."""
+    """The launchd of a macOS user."""
 
     def __init__(self) -> None:
         library = Path.home() / "Library"
@@ -308,7 +308,7 @@ class Launchd:
         self._log = library / "Logs" / f"{NAME}.log"
 
     def written(self, service: Service) -> str:
-        """The property list, with the timeouts and permissions of the unit."""
+        """Return the property list, with the timeouts and permissions of the unit."""
         said = dict(line.split("=", 1) for line in unit().splitlines() if "=" in line)
         return plistlib.dumps(
             {
@@ -326,14 +326,14 @@ class Launchd:
         ).decode()
 
     def _variables(self) -> dict[str, str]:
-        """The variables that the file already holds."""
+        """Return the variables that the file already contains."""
         with suppress(OSError, plistlib.InvalidFileException):
             found: dict[str, str] = plistlib.loads(self.file.read_bytes())["EnvironmentVariables"]
             return found
         return {}
 
     def keep(self, service: Service) -> Iterator[str]:
-        """Write the property list, which holds the variables itself."""
+        """Write the property list, which includes the variables."""
         text = self.written(service)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         _put(self.file, text)
@@ -341,7 +341,7 @@ class Launchd:
             yield f"Variables in it, readable only by you: {', '.join(service.variables)}"
 
     def start(self) -> Iterator[str]:
-        """Start it now and at each login."""
+        """Start the service now and at each login."""
         _call("launchctl", "bootout", self._place)
         done = _call("launchctl", "bootstrap", self._domain, str(self.file))
         if done.returncode:
@@ -349,13 +349,13 @@ class Launchd:
         yield f"It logs to {self._log}."
 
     def restart(self) -> None:
-        """Restart it."""
+        """Restart the service."""
         done = _call("launchctl", "kickstart", "-k", self._place)
         if done.returncode:
             raise NoService(f"launchd could not restart it: {_last_line(done)}")
 
     def remove(self) -> None:
-        """Stop it and remove its file."""
+        """Stop the service and remove its file."""
         _call("launchctl", "bootout", self._place)
         self.file.unlink(missing_ok=True)
 
@@ -364,7 +364,7 @@ class Launchd:
         return Exit.FAILED if _show("launchctl", "print", self._place) else Exit.DONE
 
     def logs(self, lines: int, *, follow: bool) -> int:
-        """Print the end of its log."""
+        """Print the end of the service's log."""
         words = ["-n", str(lines), *["-F"] * follow, str(self._log)]
         return Exit.FAILED if _show("tail", *words) else Exit.DONE
 
@@ -378,12 +378,12 @@ class Launchd:
 
 
 def unit() -> str:
-    """The systemd unit for a system-wide service."""
+    """Return the systemd unit for a system-wide service."""
     return shipped(_UNIT).read_text(encoding="utf-8")
 
 
 def _quoted(word: str) -> str:
-    """A word of `ExecStart`, quoted for systemd."""
+    """Quote a word for `ExecStart` in a systemd unit."""
     word = word.replace("%", "%%").replace("$", "$$")
     if re.fullmatch(r"[\w%$@:,./+=-]+", word):
         return word
@@ -394,12 +394,12 @@ _SPECIAL = re.compile(r'[\\"`$]')
 
 
 def _escaped(value: str) -> str:
-    """A value in an environment file, escaped for systemd."""
+    """Escape a value for an environment file of systemd."""
     return '"{}"'.format(_SPECIAL.sub(r"\\\g<0>", value))
 
 
 def _variables_in(file: Path) -> dict[str, str]:
-    """The variables in an environment file."""
+    """Return the variables in an environment file."""
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -410,7 +410,7 @@ def _variables_in(file: Path) -> dict[str, str]:
 
 
 def _put(file: Path, text: str) -> None:
-    """Write the file so that only its owner can read it."""
+    """Write a file that only its owner can read."""
     make_folder(file.parent)
     replace_file(file, text.encode(), durable=True)
 

@@ -40,7 +40,7 @@ GROUPS: Mapping[str, Callable[[SessionInfo], str]] = {
     "channel": lambda info: (info.key or "").partition(":")[0] or "no channel",
     "month": lambda info: info.updated_at.strftime("%Y-%m"),
 }
-"""What `usage` can group its totals by."""
+"""The ways in which `usage` can group its totals."""
 _COUNTED = ("entries", "size", "tokens_in", "tokens_out", "tokens_cached")
 
 
@@ -143,7 +143,7 @@ def _add_changing(named: Callable[[str, str, Act], ArgumentParser]) -> None:
         "--from", dest="upto", metavar="SEQ", help="the last entry of the copy: its number or id"
     )
     _add_new_name(forked)
-    named("undo", "take back the last exchange of a conversation", undo)
+    named("undo", "undo the last exchange of a conversation", undo)
     named("archive", "archive a conversation: keep it, but list it only with --archived", archive)
     named("unarchive", "bring an archived conversation back", archive)
     deleted = named("delete", "delete a conversation for good", delete)
@@ -192,7 +192,7 @@ def _add_yes(parser: ArgumentParser) -> None:
 
 
 async def show_list(args: Namespace, settings: Settings) -> None:
-    """Print the requested sessions, the most recently active first."""
+    """Print the requested sessions, most recently active first."""
     async with opened(settings) as store:
         infos = await _newest_first(store, archived=args.archived)
         is_empty = not infos
@@ -217,7 +217,7 @@ async def _newest_first(store: Store, *, archived: bool) -> list[SessionInfo]:
 
 
 async def _conversations(store: Store) -> list[SessionInfo]:
-    """All sessions but the one that keeps the logins of the page."""
+    """Return all sessions except the internal one for logins to the page."""
     return [info async for info in store.list() if info.id != LOGINS]
 
 
@@ -242,7 +242,7 @@ def _as_json(info: SessionInfo) -> dict[str, object]:
 
 
 def _table(infos: Sequence[SessionInfo]) -> str:
-    """One line per session: when, how many, how large, which."""
+    """Return one line per session: last activity, counts, size, id and title."""
     wide = max(2, *(len(info.id) for info in infos))
     head = f"{'LAST ACTIVE':15}  {'ENTRIES':>7}  {'PENDING':>7}  {'SIZE':>8}  {'ID':{wide}}  TITLE"
     return "\n".join((head, *(_row(info, wide) for info in infos)))
@@ -290,7 +290,7 @@ def _usage_table(by: str, totals: Mapping[str, Mapping[str, int]]) -> str:
 
 
 async def rename(args: Namespace, settings: Settings) -> None:
-    """Give it another title."""
+    """Give a conversation another title."""
     async with opened(settings, read_only=False) as store:
         session = await find(store, args.name)
         await Sessions(store).rename(session, args.title)
@@ -298,7 +298,7 @@ async def rename(args: Namespace, settings: Settings) -> None:
 
 
 async def fork(args: Namespace, settings: Settings) -> None:
-    """Copy it, whole or up to an entry."""
+    """Copy a conversation, whole or up to an entry."""
     upto = int(args.upto) if args.upto and args.upto.isdigit() else args.upto
     async with opened(settings, read_only=False) as store:
         source = await find(store, args.name)
@@ -312,15 +312,15 @@ async def fork(args: Namespace, settings: Settings) -> None:
 
 
 async def undo(args: Namespace, settings: Settings) -> None:
-    """Undo its last exchange."""
+    """Undo the last exchange of a conversation."""
     async with opened(settings, read_only=False) as store:
         taken = await Sessions(store).undo(await find(store, args.name))
     said = one_line(str(taken[0].content.get("text") or "")) if taken else ""
-    _tell(f"took back {len(taken)} entries: {said}" if taken else "there is nothing to take back")
+    _tell(f"removed {len(taken)} entries: {said}" if taken else "there is nothing to undo")
 
 
 async def archive(args: Namespace, settings: Settings) -> None:
-    """Archive it, or bring it back."""
+    """Archive a conversation or bring it back."""
     async with opened(settings, read_only=False) as store:
         session = await find(store, args.name)
         await Sessions(store).archive(session.id, archived=args.action == "archive")
@@ -328,7 +328,7 @@ async def archive(args: Namespace, settings: Settings) -> None:
 
 
 async def load(args: Namespace, settings: Settings) -> None:
-    """Import a file of nanoloop's own or of an earlier system."""
+    """Import a conversation from a file of nanoloop, Magent or nanobot."""
     told: list[Event] = []
     try:
         with hearing(told.append):
@@ -355,11 +355,11 @@ def _text_of(file: str) -> str:
 
 
 def _session_in(text: str) -> Session:
-    """The session in a file of any known kind; raises ValueError or TypeError."""
+    """Return the session in a file of any known format; raises ValueError or TypeError."""
     data, first = _mapping_in(text), _mapping_in(text.lstrip().partition("\n")[0])
     if isinstance(data.get("messages"), list):
         return from_magent(data)
-    if first and (not data or first.get("_type") == "metadata"):  # lines of JSON
+    if first and (not data or first.get("_type") == "metadata"):  # JSON lines
         if "format" in first:
             raise ValueError("it belongs to a data folder: copy it into sessions/ there")
         return from_nanobot(text)
@@ -367,7 +367,7 @@ def _session_in(text: str) -> Session:
 
 
 def _mapping_in(text: str) -> Mapping[str, Any]:
-    """The mapping in this JSON; empty if there is none."""
+    """Parse a JSON object; return an empty mapping if the text is anything else."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -376,7 +376,7 @@ def _mapping_in(text: str) -> Mapping[str, Any]:
 
 
 async def _free_key(store: Store, name: str | None) -> str | None:
-    """The key for a new name; raises `SessionExists` if the name is taken."""
+    """Return the key for a new name; raises `SessionExists` if the name is taken."""
     if name is None:
         return None
     try:
@@ -386,12 +386,12 @@ async def _free_key(store: Store, name: str | None) -> str | None:
 
 
 async def _bind(store: Store, session: Session) -> None:
-    """Let `chat --session` find it by its new name, if it has one."""
+    """Let `chat --session` find a session by its new name, if it has one."""
     if session.key is not None:
         await store.bind(session.key, session.id)
 
 
-# Deleting, in steps: Ctrl-C at the question must find no event loop that would swallow it.
+# Deleting is split into steps, because an event loop would swallow Ctrl-C at the question.
 
 
 def delete(args: Namespace, settings: Settings) -> int:
@@ -405,7 +405,7 @@ def delete(args: Namespace, settings: Settings) -> int:
 
 
 def forget(args: Namespace, settings: Settings) -> int:
-    """Erase some messages of one conversation for good."""
+    """Erase some messages of a conversation for good."""
     seqs = numbers(args.seqs)
     if not seqs:
         raise SettingsError(f"{args.seqs!r} is not a number: write 12 or 12-15, as shown by `show`")
@@ -420,7 +420,7 @@ def forget(args: Namespace, settings: Settings) -> int:
 
 
 def prune(args: Namespace, settings: Settings) -> int:
-    """Archive what has not been used for long; with --archived, delete what was archived."""
+    """Archive conversations that have long been unused, or delete archived ones."""
     infos = anyio.run(_unused, args, settings)
     if not infos:
         _tell("no conversation is that old")
@@ -448,7 +448,7 @@ async def _unused(args: Namespace, settings: Settings) -> list[SessionInfo]:
 
 
 def _may_delete(args: Namespace, what: str) -> bool:
-    """Whether the user agreed; says so if not, and raises `SettingsError` if it can't ask."""
+    """Return whether the user agrees; raises `SettingsError` if there is nobody to ask."""
     nobody = SettingsError("not a terminal, so nothing can be asked: add --yes to delete for good")
     if args.yes or is_agreed(f"{what}\nDelete for good?", nobody_there=nobody):
         return True
@@ -477,7 +477,7 @@ async def _erase(session_id: str, seqs: Collection[int], settings: Settings) -> 
 
 @asynccontextmanager
 async def _erasing(settings: Settings) -> AsyncIterator[Sessions]:
-    """The sessions, with the search index if there is one, even if recall has been turned off."""
+    """Open the sessions together with any search index, even if recall is turned off."""
     file = recall_file(settings)
     index = Index(file) if file.exists() else None
     try:

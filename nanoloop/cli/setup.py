@@ -1,6 +1,6 @@
-"""`nanoloop setup`: choose the model, connect a bot, run it as a service.
+"""`nanoloop setup`: chooses the model, connects a bot, and installs the service.
 
-Each answer can also be given as a flag.
+Each answer can also be given as an option.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Without flags, it looks for models, asks questions, and proposes the best answer
 flag, it asks nothing and sets only what the flags say. Nothing is saved until the model has
 answered a test request. A key or token that can't be valid is refused."""
 _TOKENS = ("telegram", "discord")
-"""The platforms whose bots need nothing but a token; `nanoloop connect` connects the others."""
+"""Platforms whose bots need only a token; use `nanoloop connect` for the others."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of `nanoloop setup`: a flag for each answer."""
+    """Add the arguments of `nanoloop setup`, with an option for each answer."""
     parser.description = f"{parser.description}\n{_HOW}"
     parser.add_argument("--base-url", metavar="URL", help="the address of the model's server")
     parser.add_argument(
@@ -63,7 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Set it up; nothing is written if an answer is refused."""
+    """Run the setup; if an answer is refused, nothing is written."""
     model, args.model = args.model, None
     settings = _settings_so_far(args)
     tokens = {name: found for name in _TOKENS if (found := getattr(args, f"{name}_token"))}
@@ -86,7 +86,7 @@ def run(args: Namespace) -> int:
 
 
 def _settings_so_far(args: Namespace) -> Settings:
-    """The settings without the new answers; the named file may not exist yet."""
+    """Load the settings before the new answers; the named file may not exist yet."""
     file = args.config
     if file and not Path(file).exists():
         args.config = None
@@ -128,7 +128,7 @@ def _asked_token() -> str:
 
 
 def _channels(tokens: Mapping[str, str], settings: Settings) -> Iterator[tuple[str, str]]:
-    """The settings for bots; raises `SettingsError` if a token can't be valid."""
+    """Yield the settings for bots; raises `SettingsError` if a token can't be valid."""
     for name, token in tokens.items():
         plugin = plugins.load("channels", name)
         own = settings.channels.of(name).model_copy(update={"token": SecretStr(token)})
@@ -137,7 +137,7 @@ def _channels(tokens: Mapping[str, str], settings: Settings) -> Iterator[tuple[s
 
 
 def _ended(args: Namespace, settings: Settings, *, is_asked: bool) -> int:
-    from nanoloop.cli import service  # noqa: PLC0415 - most of the time it is not wanted
+    from nanoloop.cli import service  # noqa: PLC0415 - rarely needed
 
     is_wanted = args.service or (
         is_asked

@@ -1,4 +1,4 @@
-"""`nanoloop status`: running processes, the state of each channel, and the last failures."""
+"""`nanoloop status`: shows running processes, the state of channels, and recent failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Print the status; returns 0 only if a daemon is running and all channels are healthy."""
+    """Print the status; return 0 only if a daemon is running and all channels are healthy."""
     settings = load_settings(args)
     found = running(settings.data)
     if not any(process.is_daemon for process in found):
@@ -41,7 +41,7 @@ def run(args: Namespace) -> int:
 
 
 def _is_well(found: Sequence[RunningProcess]) -> bool:
-    """Whether all channels are healthy; one waiting for its account is as healthy as its holder."""
+    """Return whether all channels work; waiting is fine if another process is connected."""
     channels = [each for process in found for each in process.channels.items()]
     connected = {name for name, channel in channels if channel.state in WELL}
     return all(
@@ -51,13 +51,13 @@ def _is_well(found: Sequence[RunningProcess]) -> bool:
 
 
 def as_json(found: Sequence[RunningProcess]) -> dict[str, object]:
-    """The oldest daemon, as if it were the only one, with a list of all processes added."""
+    """Return the oldest daemon's fields, with a list of all processes added."""
     oldest = next(process for process in found if process.is_daemon)
     return {**asdict(oldest), "processes": [asdict(process) for process in found]}
 
 
 def as_text(found: Sequence[RunningProcess]) -> str:
-    """One line per process, per channel of it, and per recent failure."""
+    """Return one line per process, per channel, and per recent failure."""
     rows = [row for process in found for row in _rows(process)]
     wide = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [f"{name:{wide[0]}}  {state:{wide[1]}}  {since}" for name, state, since in rows]
@@ -83,7 +83,7 @@ def _rows(process: RunningProcess) -> Iterator[tuple[str, str, str]]:
 
 @contextmanager
 def shown(app: App, settings: Settings, command: str) -> Iterator[None]:
-    """Make this process visible to `nanoloop status` while the `with` lasts."""
+    """Make this process visible to `nanoloop status` while the block runs."""
     loop = app.loop
     states = States(
         settings.data,

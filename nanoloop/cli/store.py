@@ -1,4 +1,4 @@
-"""`nanoloop store`: copy, check and upgrade the stores that sessions are kept in."""
+"""`nanoloop store`: copies, checks and upgrades the stores that sessions are kept in."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PLACE = f"{FORMS}; by default, the store in the settings"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """What `nanoloop store` takes."""
+    """Add the arguments of `nanoloop store`."""
     action = add_actions(parser)
     moved = action(
         "copy",
@@ -104,7 +104,7 @@ async def _copy(args: Namespace, settings: Settings) -> int:
 
 @contextmanager
 def _telling(total: int, what: str = "copying") -> Iterator[Tell]:
-    """Show its progress; if it is interrupted, say so."""
+    """Show the progress of a copy, and report an interruption."""
     looked_at = 0
     bar = Progress(
         TextColumn(what),
@@ -124,16 +124,16 @@ def _telling(total: int, what: str = "copying") -> Iterator[Tell]:
     try:
         with bar:
             yield tell
-    except anyio.get_cancelled_exc_class():  # somebody pressed Ctrl-C
+    except anyio.get_cancelled_exc_class():  # the user pressed Ctrl-C
         say(f"stopped after {looked_at} of {total}; the same command resumes it", err=True)
         raise
 
 
 def _is_missing(url: str | None, settings: Settings) -> bool:
-    """Whether it names a missing file or folder; if so, says so."""
+    """Return whether the URL names a missing file or folder, and report it if so."""
     try:
         path = path_of(url or settings.store.url or default_url(settings.data), settings.data)
-    except ValueError:  # no URL at all: opening it says so
+    except ValueError:  # an invalid URL is reported when it is opened
         return False
     if path is None or path.exists():
         return False
@@ -184,8 +184,8 @@ async def _seal(args: Namespace, settings: Settings) -> int:
         damaged += await run_sync(_seal_files, settings)
     if damaged:
         say(
-            f"sealed {done.copied} sessions; {damaged} things can't be read, and stay as they are: "
-            "restore or delete them, then run this again. Until then no key may be dropped",
+            f"sealed {done.copied} sessions; {damaged} items can't be read and were not changed: "
+            "restore or delete them, then run this again. Until then, keep all keys",
             err=True,
         )
         return Exit.FAILED
@@ -198,7 +198,7 @@ async def _seal(args: Namespace, settings: Settings) -> int:
 
 
 async def _refuse_if_served(store: Any) -> None:
-    """Raise `StoreLocked` while a process, perhaps without the key, still serves it."""
+    """Raise `StoreLocked` if a running process, perhaps without the key, uses the store."""
     me = Node(id=f"seal {token_hex(8)}", place=PLACE, pid=os.getpid())
     others = await store.beat(me)
     await store.leave(me.id)
@@ -208,15 +208,15 @@ async def _refuse_if_served(store: Any) -> None:
 
 
 def _seal_files(settings: Settings) -> int:
-    """Encrypt uploads, and remove plain words beside them; returns how many files keep theirs."""
+    """Encrypt uploads and remove plain text from other files; return the number of failures."""
     damaged = 0
     for file, is_well in make_folder_sealing(settings).reseal():
         damaged += not is_well
         if not is_well:
-            say(f"{file}: it is not what was sealed there", err=True)
+            say(f"{file}: its content is not what was sealed", err=True)
     for file in remove_plain_words(settings):
         damaged += 1
-        say(f"{file}: it can't be rewritten without its texts", err=True)
+        say(f"{file}: its texts can't be removed", err=True)
     return damaged
 
 
@@ -224,7 +224,7 @@ async def _migrate(args: Namespace, settings: Settings) -> int:
     async with _opened(settings, args.place) as store:
         if hasattr(store, "migrate"):
             done = await store.migrate()
-        else:  # the others see to it when they are opened to write
+        else:  # other stores are upgraded when they are opened for writing
             await store.delete_expired()
             done = "it is up to date"
     say(done, err=True)
@@ -245,7 +245,7 @@ async def _adopt(_: Namespace, settings: Settings) -> int:
 async def _opened(
     settings: Settings, url: str | None, *, read_only: bool = False
 ) -> AsyncIterator[Any]:
-    """The store at this URL, else the configured one; raises `SettingsError`."""
+    """Open the store at this URL, or the configured one; raises `SettingsError`."""
     try:
         place = None if url is None else store_url(url)
     except ValueError as error:

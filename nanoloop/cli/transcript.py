@@ -1,4 +1,4 @@
-"""One stored conversation: found by its id, key or name, and shown."""
+"""Finds a stored conversation by its id, key or name, and shows it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from nanoloop.telemetry import Telemetry
 from nanoloop.words import did_you_mean
 
 TERMINAL = "terminal"
-"""The channel of `nanoloop chat`."""
+"""The name of the channel that `nanoloop chat` uses."""
 
 
 @asynccontextmanager
 async def opened(settings: Settings, *, read_only: bool = True) -> AsyncIterator[Store]:
-    """The store of these settings, closed at the end."""
+    """Open the store in these settings, and close it at the end."""
     store = make_store(settings, read_only=read_only)
     with hearing(Telemetry(level="warning", format=settings.log.format)):
         try:
@@ -43,7 +43,7 @@ async def opened(settings: Settings, *, read_only: bool = True) -> AsyncIterator
 
 
 class _NoSuchName(SessionNotFound):
-    """Nothing stored has this name."""
+    """No stored session has this name."""
 
     def __init__(self, name: str, advice: str) -> None:
         super().__init__(name)
@@ -54,7 +54,7 @@ class _NoSuchName(SessionNotFound):
 
 
 async def find(store: Store, name: str) -> Session:
-    """The session with this id; else a key's current one; else the one `chat --session` means."""
+    """Return the session with this id, the current one of this key, or that of `chat --session`."""
     async for session_id in _candidates(store, name):
         with suppress(SessionNotFound):
             return await store.load(session_id)
@@ -70,7 +70,7 @@ async def _candidates(store: Store, name: str) -> AsyncIterator[str]:
 
 
 def key_of(name: str) -> str:
-    """The routing key of the conversation in `--session NAME`."""
+    """Return the routing key of the conversation for `--session NAME`."""
     return f"{TERMINAL}:{name}"
 
 
@@ -81,13 +81,13 @@ def _names(info: SessionInfo) -> Iterator[str]:
 
 
 _LINE_SHOWN = 200
-"""How many characters of a tool's call or result `show` prints."""
+"""How many characters of a tool's call or result are printed by `show`."""
 _READ = 200
-"""How many entries `show` reads at a time, starting with the newest."""
+"""How many entries are read at a time by `show`, newest first."""
 
 
 async def show(args: Namespace, settings: Settings) -> None:
-    """Print its summary and its last messages."""
+    """Print a conversation's summary and its last messages."""
     async with opened(settings) as store:
         session = await find(store, args.name)
         entries = await _newest(store, session, count=args.last)
@@ -103,7 +103,7 @@ async def show(args: Namespace, settings: Settings) -> None:
 
 
 async def _newest(store: Store, session: Session, *, count: int) -> list[Entry]:
-    """The entries of the last messages; all of them for 0."""
+    """Return the entries of the last `count` messages, or all entries if `count` is 0."""
     if count <= 0:
         return await store.entries(session.id)
     entries: list[Entry] = []
@@ -117,17 +117,17 @@ async def _newest(store: Store, session: Session, *, count: int) -> list[Entry]:
 
 
 def about(session: Session) -> str:
-    """Its title, and the facts about it on one line."""
+    """Return a session's title, and a line of facts about it."""
     facts = [f"session {session.id}"]
     facts += [f"agent {session.agent}"] if session.agent else []
-    facts += [f"{session.entry_count} entries", f"begun {_local(session.created_at)}"]
+    facts += [f"{session.entry_count} entries", f"started {_local(session.created_at)}"]
     facts += [f"last active {age(session.updated_at)}"]
     title = " ".join(printable(session.title).split())
     return "\n".join(filter(None, (title, ", ".join(facts))))
 
 
 def _shown(entry: Entry) -> str:
-    """An entry for people; thoughts and unknown types are left out."""
+    """Format an entry for people; thoughts and unknown types are left out."""
     if entry.type == MESSAGE:
         said = for_people(entry)
         return f"{_local(entry.timestamp)}  #{entry.seq}  {entry.role}\n{_set_in(said)}"
@@ -138,7 +138,7 @@ def _shown(entry: Entry) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text on one line, shortened."""
+    """Put a text on one line and shorten it."""
     text = " ".join(text.split())
     return text if len(text) <= _LINE_SHOWN else f"{text[:_LINE_SHOWN]}..."
 
@@ -152,7 +152,7 @@ def _local(moment: datetime) -> str:
 
 
 async def stats(args: Namespace, settings: Settings) -> None:
-    """Print how many messages, tools and tokens it has."""
+    """Print a conversation's statistics, such as its numbers of messages and tokens."""
     async with opened(settings) as store:
         session = await find(store, args.name)
         facts = counted(await store.entries(session.id))
@@ -175,7 +175,7 @@ def _fact(name: str, value: object) -> str:
 
 
 async def export(args: Namespace, settings: Settings) -> None:
-    """Print all of it."""
+    """Print a whole conversation in the chosen format."""
     async with opened(settings) as store:
         session = await store.get((await find(store, args.name)).id)
     if args.format == "json":

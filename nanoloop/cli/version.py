@@ -1,4 +1,4 @@
-"""`nanoloop version`: the versions to quote in a bug report."""
+"""`nanoloop version`: shows the versions to quote in a bug report."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nanoloop.cli.output import say
 
 
 def add_arguments(_: ArgumentParser) -> None:
-    """Add the arguments of `nanoloop version`: none."""
+    """Do nothing: `nanoloop version` has no arguments."""
 
 
 def run(_: Namespace) -> int:
-    """Print both versions on one line."""
+    """Print the versions of nanoloop and Python on one line."""
     where = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     say(f"nanoloop {__version__} ({where})")
     return Exit.DONE

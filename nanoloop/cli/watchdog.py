@@ -1,4 +1,4 @@
-"""Watches the event loop: tells systemd that it is running, and logs where it stalls."""
+"""Watches the event loop: reports to systemd that it runs, and logs where it stalls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOOKS = 4
 
 
 def watch(app: App, stall_seconds: float, env: Mapping[str, str] = os.environ) -> None:
-    """Watch this daemon while its loop runs, for its log and for a service manager."""
+    """Watch this daemon's event loop, for its log and for a service manager."""
     app.beside.append(Watchdog(stall_seconds).keep)
     manager = ServiceManager(env)
     if manager.is_there:
@@ -43,8 +43,8 @@ class Watchdog:
         self._turned()
 
     async def keep(self) -> None:
-        """Watch the event loop that this runs in, until it is cancelled."""
-        context = copy_context()  # with those who hear what is announced
+        """Watch the current event loop until cancelled."""
+        context = copy_context()  # includes the observers of announced events
         arguments = (self._watch, get_ident())
         Thread(target=context.run, args=arguments, name="watchdog", daemon=True).start()
         try:
@@ -62,18 +62,18 @@ class Watchdog:
             self.look(thread)
 
     def look(self, thread: int) -> None:
-        """Announce a stall that exceeds the limit, unless it was announced already."""
+        """Report a stall longer than the limit, unless it has been reported already."""
         seconds = time.monotonic() - self._last
         if seconds < self._limit:
             self._is_told = False
         elif not self._is_told:
             self._is_told = True
-            frame = sys._current_frames().get(thread)  # noqa: SLF001 - Python's own way to ask
+            frame = sys._current_frames().get(thread)  # noqa: SLF001 - Python has no public way
             announce(LoopStalled(seconds=round(seconds, 1), where=place_in(frame)))
 
 
 class ServiceManager:
-    """Reports the state of this process to systemd, or to anything that speaks its protocol."""
+    """Reports the state of this process to systemd, or to any manager with the same protocol."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._address = env.get("NOTIFY_SOCKET", "")
@@ -85,29 +85,29 @@ class ServiceManager:
         return self._address[:1] in ("/", "@")
 
     async def keep(self) -> None:
-        """Report that it is ready, then that it is alive as often as requested, until cancelled."""
+        """Report that the daemon is ready, then regularly that it is alive, until cancelled."""
         self._tell("READY=1")
         while self._beat_seconds is not None:
-            # Said by the event loop: while that stands still, nobody says it.
+            # Sent by the event loop itself, so that nothing is sent while the loop is stuck.
             await anyio.sleep(self._beat_seconds)
             self._tell("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """Report that it is shutting down on its own."""
+        """Report that the daemon is shutting down on its own."""
         self._tell("STOPPING=1")
 
     def _tell(self, what: str) -> None:
         address = self._address
-        if address.startswith("@"):  # a name that is in no folder
+        if address.startswith("@"):  # a name in the abstract namespace
             address = f"\0{address[1:]}"
-        # A manager that is gone or busy stops nothing.
+        # A manager that is gone or busy must not stop the daemon.
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as letter:
             letter.setblocking(False)
             letter.sendto(what.encode(), address)
 
 
 def _beat_seconds(env: Mapping[str, str]) -> float | None:
-    """How often to report that it is alive: twice as often as requested, or never."""
+    """Return how often to report that the daemon is alive, or None if not requested."""
     asked = env.get("WATCHDOG_USEC", "")
     is_mine = env.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
     if not (asked.isdecimal() and int(asked) and is_mine):

@@ -133,7 +133,7 @@ async def asked(model: str | None) -> list[Judged]:
         nanoloop.set(NANOLOOP_MODELS=str(FOLDER), **(_servers() if model else {}))
         words = ("chat", "--model", model) if model else ()
         async with nanoloop.started(*words, terminal=terminal) as process:
-            await terminal.shows("Ctrl-D leaves", within=FIRST_SECONDS)
+            await terminal.shows("Ctrl-D quits", within=FIRST_SECONDS)
             seconds = [
                 await _answered(nanoloop, terminal, number) for number in range(len(QUESTIONS))
             ]
