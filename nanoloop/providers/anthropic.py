@@ -1,4 +1,4 @@
-"""Claude, called through Anthropic's own SDK, or any server with the same API."""
+"""A provider for Claude, or any server with the same API, through Anthropic's own SDK."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ NOT_KNOWN = {
     "top_p",
     "verbosity",
 }
-"""OpenAI options that a client may send but this API does not know."""
+"""OpenAI options that clients may send but this API does not support."""
 
 
 class AnthropicProvider:
-    """A model behind Anthropic's Messages API, or behind a server that speaks it."""
+    """A model behind Anthropic's Messages API, or behind a server with the same API."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class AnthropicProvider:
         options: Mapping[str, Any] | None = None,
         limits: AnswerLimits | None = None,
     ) -> None:
-        """`options` go into each request unchanged (`thinking` …); None removes one."""
+        """`options` are added to each request unchanged (`thinking` …); None removes an option."""
         if find_spec("anthropic") is None:
             raise SettingsError(f"Anthropic's SDK is missing: {how_to_install('anthropic')}")
         self._model = model
@@ -88,7 +88,7 @@ class AnthropicProvider:
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Answer; with `on_text` the text comes in pieces too. Raises only `ProviderError`."""
+        """Answer, streaming text to `on_text` if given; raises only `ProviderError`."""
         about: dict[str, Any] = {
             "model": model or self._model,
             "options": self._options,
@@ -108,10 +108,10 @@ class AnthropicProvider:
             return await self._asked(about["model"], body, None if on_text is None else hear)
         except ProviderError as refused:
             is_plain = type(refused) is ProviderError and "(400" in str(refused)
-            if heard or not is_plain:  # or it is one of those that say what is wrong
+            if heard or not is_plain:  # a specific error already says why
                 raise
-            # Thoughts are refused once anything before them has changed, as the system prompt does
-            # when a summary is done in the middle of a turn.
+            # The API refuses earlier thinking if anything before it has changed, such as the system
+            # prompt after a new summary.
             plain = request_bytes(**about, with_thoughts=False)
             if plain == body:
                 raise
@@ -124,35 +124,35 @@ class AnthropicProvider:
         return replace(reply, reasoning=taking.reasoning) if reply.tool_calls else reply
 
     def with_options(self, options: Mapping[str, Any]) -> AnthropicProvider:
-        """A provider whose requests have these options too, if the API knows them."""
+        """Return a copy whose requests have these options too, as far as the API supports them."""
         known = {key: value for key, value in options.items() if key not in NOT_KNOWN}
         other = copy(self)
         other._options = {**self._options, **clean_options(known, OWN)}  # noqa: SLF001 - its own
         return other
 
-    def vendor_of(self, model: str | None) -> str:  # noqa: ARG002 - of each of its models
-        """The vendor whose reasoning it takes back."""
+    def vendor_of(self, model: str | None) -> str:  # noqa: ARG002 - for all models
+        """Return the vendor whose reasoning can be sent back."""
         return VENDOR
 
     async def load(self) -> None:
-        """Load the SDK in a thread; a call does this too."""
+        """Load the SDK in a thread; the first call also does this."""
         await self._server.load()
 
     async def close(self) -> None:
-        """Close connections; closing twice is fine."""
+        """Close the connections; safe to call twice."""
         await self._server.close()
 
     def _sdk(self, http_client: httpx2.AsyncClient) -> SDK:
-        import anthropic  # noqa: PLC0415 - in a thread, since it takes long
+        import anthropic  # noqa: PLC0415 - in a thread, because it is slow
 
-        # What the environment says for Anthropic's own servers no other server may hear.
+        # Headers set in the environment for Anthropic's servers must not reach other servers.
         unsaid = [*OF_THIS_MACHINE, *headers_in("ANTHROPIC_CUSTOM_HEADERS")]
         if not self._key:
             unsaid += ["Authorization"]
         headers: dict[str, Any] = dict.fromkeys(unsaid, anthropic.omit)
         headers |= {"Accept-Encoding": "identity", "User-Agent": "nanoloop"}
         if self._key and urlsplit(self._url).netloc != urlsplit(DEFAULT_BASE_URL).netloc:
-            headers["X-Api-Key"] = self._key  # as servers that speak the same look for it
+            headers["X-Api-Key"] = self._key  # for other servers, which expect it in this form
         client = anthropic.AsyncAnthropic(
             api_key=self._key or "none",
             webhook_key="",
@@ -172,7 +172,7 @@ class AnthropicProvider:
 
 
 def _messages(url: str) -> str:
-    """The address of the Messages API, even if the base URL ends in /v1 as OpenAI's does."""
+    """Return the URL of the Messages API, even if the base URL ends in /v1 like OpenAI's."""
     parts = urlsplit(url)
     path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/messages"
     return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))

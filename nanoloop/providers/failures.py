@@ -1,4 +1,4 @@
-"""Explains what went wrong with a call, in one sentence with the next step and no secrets. Pure."""
+"""Explains a failed call in one sentence with the next step and no secrets, without I/O."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ NO_IMAGES = re.compile(
     r"|\b(text[- ]only (input|model)|only ['\"`]?text['\"`]? (content|input|is|parts?))",
     re.IGNORECASE,
 )
-"""Matches a message saying that the model or its server accepts no images."""
+"""Matches a message saying that the model or its server does not accept images."""
 ONLY_TEXT = re.compile(
     r"content\W{1,10}(value )?(must|should) be a (valid )?string|sequence, expected a string"
     r"|untagged enum \w*content|unexpected item type in content|should be 'text'"
     r"|cannot unmarshal array into .*content of type string",
     re.IGNORECASE,
 )
-"""Matches the same in the words of a server that supports only text."""
+"""Matches a message from a server that accepts only text in place of an image."""
 MANY_IMAGES = re.compile(
     r"at most \d+ image|up to \d+ images|too many images|(count|number) of images", re.IGNORECASE
 )
@@ -82,33 +82,33 @@ BAD_IMAGE = re.compile(
     r"|image_(file_)?(parse_error|too_(large|small))|when reading image",
     re.IGNORECASE,
 )
-"""Matches a message saying that an image, whichever it is, can't be read."""
+"""Matches a message saying that an image can't be read."""
 LOOKED_AT = 500
-"""How many characters of a server's words are searched for images: later ones may repeat what was
-sent.
+"""How many characters of a server's message are searched for words about images: later ones may
+quote the request.
 """
 KEY_LIKE = re.compile(r"\b(sk|key)[-_][\w*.\-]{6,}|(Bearer|Basic) \S+")
 SHORT_TEXT = re.compile(r'"content":"([^"]{2,15})"')
 QUOTED = re.compile(r"(['\"`])(.{2,}?)\1")
 MOST_PARTS = 50_000
-"""How many lists and objects an answer, or one of its events, may have; a real one has a few."""
+"""The most lists and objects in an answer or one of its events; real ones have only a few."""
 SHOWN = 200
-"""The most characters of a server's own words that an error shows."""
+"""How many characters of a server's own message are shown in an error."""
 READ = 2000
 """How many characters of each part of a server's message are examined."""
 RUN = 16
-"""This many characters in a row that were also sent count as message text."""
+"""Text that shares this many characters in a row with the request counts as quoting it."""
 TRY_AGAIN = "try again in a moment"
 OTHER_MODEL = "choose another model"
 
 ADDRESS = "the address (base_url in the settings, or OPENAI_BASE_URL)"
-"""What to check if something other than the model's server answers."""
+"""The setting to check if something other than the model's server answers."""
 CHECK_PROXY = "check HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A call that was made: what its errors may name, and what they must not."""
+    """A call that was made, with the facts that its errors may and must not mention."""
 
     where: str
     """The base URL, without secrets."""
@@ -116,13 +116,13 @@ class Asked:
     has_key: bool
     secrets: tuple[str, ...]
     body: bytes
-    """What was sent: none of it may appear in an error."""
+    """The body of the request, none of which may appear in an error."""
     key_name: str = "OPENAI_API_KEY"
-    """The variable that should hold the key."""
+    """The environment variable that should hold the key."""
 
 
 class ServerSaid(Exception):
-    """An error object in place of an answer."""
+    """The server sent an error object in place of an answer."""
 
     def __init__(self, said: Mapping[str, Any]) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class ServerSaid(Exception):
 
 
 def answered(asked: Asked, data: bytes) -> Mapping[str, Any]:
-    """The answer in these bytes, or one of its events; raises `BadAnswer` and `ServerSaid`."""
+    """Parse an answer or one of its events; raises `BadAnswer` and `ServerSaid`."""
     found = decoded(data)
     if not isinstance(found, dict):
         raise no_answer(asked, data)
@@ -140,7 +140,7 @@ def answered(asked: Asked, data: bytes) -> Mapping[str, Any]:
 
 
 def decoded(data: bytes) -> Any:
-    """The decoded JSON, or None."""
+    """Parse JSON; return None if it is invalid or too complex."""
     if has_too_many_parts(data):
         return None
     try:
@@ -150,18 +150,18 @@ def decoded(data: bytes) -> Any:
 
 
 def has_too_many_parts(data: bytes) -> bool:
-    """Whether parsing this JSON would block every chat for too long."""
+    """Return whether parsing this JSON would take too long and delay all chats."""
     return data.count(b"[") + data.count(b"{") > MOST_PARTS
 
 
 def shown_url(url: str) -> str:
-    """The URL without name, password, query and fragment."""
+    """Return the URL without login, query and fragment."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
 
 
 def url_secrets(url: str) -> tuple[str, ...]:
-    """The parts of the URL that `shown_url` leaves out, and the login as it is sent."""
+    """Return the secrets in a URL, including the login in the form in which it is sent."""
     parts = urlsplit(url)
     login = unquote(parts.netloc.rpartition("@")[0])
     sent = b64encode(login.encode()).decode()
@@ -172,7 +172,7 @@ def url_secrets(url: str) -> tuple[str, ...]:
 def refusal(
     asked: Asked, *, status: int | None, said: object, retry_after: str | None = None
 ) -> ProviderError:
-    """The error for a server's message in place of an answer."""
+    """Return the error for a message that the server sent in place of an answer."""
     words = server_words(said)
     if FILTERED.search(words):
         return AnswerRefused("a content filter stopped the answer: rephrase the message")
@@ -186,12 +186,12 @@ def refusal(
 
 
 def out_of_credit(status: int | None, said: object) -> bool:
-    """Whether the credit is used up, so that waiting won't help."""
+    """Return whether the credit is used up, so that waiting won't help."""
     return status == 402 or NO_CREDIT.search(server_words(said)) is not None  # noqa: PLR2004
 
 
 def is_of_images(said: object) -> bool:
-    """Whether the images are refused for good: the same ones always will be."""
+    """Return whether the images are refused for good, so that a retry is pointless."""
     words = _words_of_images(said)
     return any(known.search(words) for known in (MANY_IMAGES, NO_IMAGES, BAD_IMAGE))
 
@@ -213,7 +213,7 @@ def _too_long(asked: Asked) -> ContextTooLong:
 
 
 def _about_images(asked: Asked, said: object) -> ImagesRefused | BadImage | None:
-    """The error for what a server said about the images that were sent, or None."""
+    """Return the error for a server's message about images, or None if it is not about them."""
     words = _words_of_images(said)
     if MANY_IMAGES.search(words):
         return _too_many_images(asked, words)
@@ -226,7 +226,7 @@ def _about_images(asked: Asked, said: object) -> ImagesRefused | BadImage | None
 
 
 def _words_of_images(said: object) -> str:
-    """The start of the server's message, and of one from a server behind it."""
+    """Return the start of the server's message, and of the one it forwards from another server."""
     inner = said.get("error", said) if isinstance(said, Mapping) else None
     behind = inner.get("metadata") if isinstance(inner, Mapping) else None
     raw = behind.get("raw", "") if isinstance(behind, Mapping) else ""
@@ -276,7 +276,7 @@ def _by_status(asked: Asked, status: int | None, words: str) -> ProviderError:
 
 
 def server_words(said: object) -> str:
-    """The type, code and message of an error body, whatever its form."""
+    """Return the type, code and message of an error body, whatever its format."""
     if not isinstance(said, Mapping):
         return said[:READ] if isinstance(said, str) else ""
     inner: Any = said.get("error", said)
@@ -287,7 +287,7 @@ def server_words(said: object) -> str:
 
 
 def _fit_to_show(asked: Asked, words: str) -> str:
-    """The server's words, except any that may contain a secret or something that was said."""
+    """Return the server's message without secrets, or nothing if it quotes the request."""
     words = " ".join(words.split())
     if "<" in words:
         return ""
@@ -300,7 +300,7 @@ def _fit_to_show(asked: Asked, words: str) -> str:
 
 
 def _repeats(sent: str, words: str) -> bool:
-    """Whether the words quote a long enough part of what was sent, or an entire short message."""
+    """Return whether a message quotes part of the request or an entire short message in it."""
     runs = (words[at : at + RUN] for at in range(len(words) - RUN + 1))
     return any(run in sent for run in runs) or any(
         text in words for text in SHORT_TEXT.findall(sent)
@@ -308,7 +308,7 @@ def _repeats(sent: str, words: str) -> bool:
 
 
 def no_connection(asked: Asked, cause: str) -> NoConnection:
-    """The error for a server that could not be reached."""
+    """Return the error for a server that could not be reached."""
     if "CERTIFICATE" in cause.upper():
         return NoConnection(
             f"the certificate of {asked.where} is not trusted: check the address, or set "
@@ -321,14 +321,14 @@ def no_connection(asked: Asked, cause: str) -> NoConnection:
 
 
 def through(proxy: str | None, failed: ProviderError) -> ProviderError:
-    """The same error, which also names the proxy that may be its cause."""
+    """Return the same error with a mention of the proxy that may be its cause."""
     if proxy is None:
         return failed
     return type(failed)(f"{failed}; it is called through the proxy {proxy}: {CHECK_PROXY}")
 
 
 def turned_away(asked: Asked, proxy: str) -> NoConnection:
-    """The error for a proxy that won't connect us to the server."""
+    """Return the error for a proxy that refuses to connect to the server."""
     return NoConnection(
         f"the proxy {proxy} can't connect to {asked.where}: {CHECK_PROXY}, including the proxy's "
         "user name and password"
@@ -336,7 +336,7 @@ def turned_away(asked: Asked, proxy: str) -> NoConnection:
 
 
 def redirected(asked: Asked, place: str | None) -> NoConnection:
-    """The error for a server that redirects the request elsewhere, or in a loop."""
+    """Return the error for a server that redirects elsewhere, or in a loop if `place` is None."""
     if place is None:
         return NoConnection(f"{asked.where} redirects endlessly: check {ADDRESS}")
     return NoConnection(
@@ -346,12 +346,12 @@ def redirected(asked: Asked, place: str | None) -> NoConnection:
 
 
 def broken_off(asked: Asked) -> NoConnection:
-    """The error for a connection that was lost before the answer was complete."""
+    """Return the error for a connection that was lost before the answer was complete."""
     return NoConnection(f"{asked.where} closed the connection before it answered: {TRY_AGAIN}")
 
 
 def no_answer(asked: Asked, body: bytes) -> BadAnswer:
-    """The error for a body that is not an answer."""
+    """Return the error for a body that is not an answer."""
     if body.lstrip()[:1] == b"<":
         return BadAnswer(
             f"{asked.where} sent a web page instead of an answer: check {ADDRESS}, which often "

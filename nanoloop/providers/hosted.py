@@ -1,6 +1,6 @@
-"""A model server, called through its vendor's SDK: with time limits, and retries if they help.
+"""Calls a model server through its vendor's SDK, with time limits and retries.
 
-The SDK retries until an answer begins; later failures are handled here.
+The SDK retries until an answer begins; later failures are retried here.
 """
 
 from __future__ import annotations
@@ -51,31 +51,31 @@ CLOSE_SECONDS = 1
 LINGER_SECONDS = 0.25
 """How long a finished stream may take to end, so that its connection can be reused."""
 USAGE_SECONDS = 5
-"""How long to wait after the end of an answer for its usage, and for the end of the stream."""
+"""How long to wait for the usage after an answer, and for the stream to end."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 8.0
 _PASSING = (BrokenOff, NoConnection, ServerFailed)
-"""Failures after the server began to answer that may not recur."""
+"""Failures after the start of an answer that may be temporary."""
 
 MakeSDK = Callable[["httpx2.AsyncClient"], "SDK"]
-"""Makes a vendor's client that connects through this one."""
+"""Makes a vendor's client that uses this HTTP client."""
 Take = Callable[[PartialAnswer, Mapping[str, Any]], str]
 """Adds an answer, or an event of one, to the draft; returns the new text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SDK:
-    """A vendor's SDK, as used here."""
+    """A vendor's SDK, with the arguments for using it here."""
 
     client: Any
     options: Mapping[str, Any]
     """The arguments to `post` for each request."""
     error: type[Exception]
-    """The base class of its errors."""
+    """The base class of the SDK's errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How long a server may take, how often it is retried, and how much it may send."""
+    """Limits on a server's time, retries and data."""
 
     first_token_timeout_seconds: float
     call_timeout_seconds: float
@@ -85,31 +85,31 @@ class Terms:
 
 @dataclass(slots=True)
 class _Client:
-    """The SDK's client in one event loop: connections can't be used in another."""
+    """The SDK's client for one event loop, because connections can't be shared between loops."""
 
     sdk: Any = None
-    """An `SDK`, once it is made."""
+    """An `SDK`, once it has been created."""
     calls: int = 0
-    """Calls in progress."""
+    """The number of calls in progress."""
     making: anyio.Lock = field(default_factory=anyio.Lock)
 
 
 class HostedServer:
-    """Sends requests to one hosted server, as bytes, and returns its replies."""
+    """Sends requests to one server as bytes and returns its replies."""
 
     def __init__(self, url: str, path: str, *, make_sdk: MakeSDK, terms: Terms) -> None:
-        """`path` is the path of the call, as the SDK's `post` takes it."""
+        """`path` is the URL of the call, as the SDK's `post` takes it."""
         self._url = url
         self._path = path
         self._make_sdk = make_sdk
         self._terms = terms
         self._clients: WeakKeyDictionary[AbstractEventLoop, _Client] = WeakKeyDictionary()
         self._http: Any = None
-        """The module that contains everything slow to import."""
+        """The module that imports slow libraries."""
         self._is_closed = False
 
     async def ask(self, asked: Asked, take: Take, on_text: OnText | None) -> Reply:
-        """The answer; with `on_text` its text also comes in pieces. Raises `ProviderError` only."""
+        """Return the answer, streaming text to `on_text` if given; raises only `ProviderError`."""
         client = await self._client()
         with anyio.move_on_after(self._terms.call_timeout_seconds):
             return await self._asked(client, asked, take, on_text)
@@ -132,8 +132,8 @@ class HostedServer:
                 failure = error
             else:
                 return reply
-            # Raised outside of `except`: what was raised there quotes the server, and no traceback
-            # may lead there.
+            # Raised outside of `except`, because the original error quotes the server and must not
+            # appear in a traceback.
             if not (patience.retries_left and call.may_be_made_again(failure)):
                 raise failure
             await anyio.sleep(_pause(tried))
@@ -180,7 +180,7 @@ class HostedServer:
         raise _closed()
 
     async def load(self) -> None:
-        """Load the SDK and make its client, in a thread; a call does so too."""
+        """Load the SDK and create its client in a thread; the first call also does this."""
         await self._client()
 
     async def _client(self) -> _Client:
@@ -200,7 +200,7 @@ class HostedServer:
             return http, self._make_sdk(http.make_client(self._url))
         except ProviderError:
             raise
-        except Exception as error:  # noqa: BLE001 - a library may say anything of what is set
+        except Exception as error:  # noqa: BLE001 - a library's error may quote settings
             what = type(error).__name__
         raise ProviderError(
             f"{failures.shown_url(self._url)} can't be called ({what}): check that address, the "
@@ -208,7 +208,7 @@ class HostedServer:
         )
 
     async def close(self) -> None:
-        """Close connections, each once its call is over; closing twice is fine."""
+        """Close each connection once its call has finished; safe to call twice."""
         self._is_closed = True
         while self._clients:
             loop, client = self._clients.popitem()
@@ -218,12 +218,12 @@ class HostedServer:
                 await client.sdk.client.close()
             elif loop.is_running():
                 closing = asyncio.run_coroutine_threadsafe(client.sdk.client.close(), loop)
-                with anyio.move_on_after(CLOSE_SECONDS):  # that loop may end meanwhile
+                with anyio.move_on_after(CLOSE_SECONDS):  # the other loop may end meanwhile
                     await asyncio.wrap_future(closing)
 
 
 def headers_in(variable: str) -> list[str]:
-    """The headers that an environment variable adds to an SDK's requests, by name."""
+    """Return the names of the headers that an environment variable adds to an SDK's requests."""
     lines = os.environ.get(variable, "").split("\n")
     return [line.partition(":")[0].strip() for line in lines if ":" in line]
 
@@ -234,11 +234,11 @@ def _closed() -> ProviderError:
 
 def _pause(tried: int) -> float:
     longest = min(FIRST_PAUSE_SECONDS * 2.0 ** min(tried, 10), LONGEST_PAUSE_SECONDS)
-    return longest * random.uniform(0.75, 1)  # noqa: S311 - so that not all come back at once
+    return longest * random.uniform(0.75, 1)  # noqa: S311 - spreads out the retries
 
 
 class _HostedCall:
-    """One request, and its result."""
+    """One request and its answer."""
 
     def __init__(
         self, asked: Asked, take: Take, on_text: OnText | None, limits: AnswerLimits
@@ -252,11 +252,11 @@ class _HostedCall:
         self._was_heard = False
 
     def may_be_made_again(self, failure: ProviderError) -> bool:
-        """Whether a retry may succeed that the SDK did not make because an answer had begun."""
+        """Return whether to retry: only after the answer began, but before any text was shown."""
         return self._has_answered and not self._was_heard and isinstance(failure, _PASSING)
 
     async def read(self, response: httpx2.Response, patience: Patience, http: Any) -> Reply:
-        """The answer from a stream, or from a server that doesn't stream."""
+        """Read the answer from a stream, or from a server that doesn't stream."""
         self._has_answered = True
         kind = response.headers.get("content-type", "")
         if self.on_text is not None and "json" not in kind and "html" not in kind:
@@ -288,7 +288,7 @@ class _HostedCall:
         except http.TooMuch:
             self._draft.cut()
         except http.ERRORS:
-            # All was said before the connection broke.
+            # The answer was complete before the connection broke.
             if not self._draft.has_ended:
                 raise
         if not (self._draft.has_ended or self._draft.is_full):
@@ -308,11 +308,11 @@ class _HostedCall:
             self.on_text(text)
 
 
-# What a provider is made with
+# Arguments of providers
 
 
 def clean_key(key: str | None) -> str:
-    """A key that fits into a header; raises `SettingsError` if it doesn't."""
+    """Return the key without surrounding space; raises `SettingsError` if it is invalid."""
     key = (key or "").strip()
     if not (key.isascii() and key.isprintable()):
         raise SettingsError("the key contains invalid characters: copy it again")
@@ -320,12 +320,12 @@ def clean_key(key: str | None) -> str:
 
 
 def clean_url(base_url: str) -> str:
-    """A base URL; raises `SettingsError` if it is not one."""
+    """Return the base URL; raises `SettingsError` if it is invalid."""
     url = base_url.strip()
     try:
         parts = urlsplit(url)
         failures.shown_url(url)
-        _ = parts.port  # which is below 65536
+        _ = parts.port  # raises ValueError above 65535
     except ValueError:
         raise SettingsError(
             "base_url is not a URL: write one such as http://localhost:8080/v1"
@@ -336,7 +336,7 @@ def clean_url(base_url: str) -> str:
 
 
 def clean_options(options: Mapping[str, Any] | None, own: Collection[str]) -> dict[str, Any]:
-    """Options of a request; raises `SettingsError` for those that the provider sets itself."""
+    """Return a request's options; raises `SettingsError` for those set by the provider."""
     if taken := sorted(set(own) & set(options or ())):
         raise SettingsError(f"options may not set {', '.join(taken)}: remove it")
     return dict(options or {})
@@ -345,7 +345,7 @@ def clean_options(options: Mapping[str, Any] | None, own: Collection[str]) -> di
 def asked_of(
     url: str, *, model: str, key: str, body: bytes, key_name: str = "OPENAI_API_KEY"
 ) -> Asked:
-    """A call to the server at this URL, and what its errors may reveal."""
+    """Return the facts about a call that its errors need."""
     secrets = (key, *failures.url_secrets(url))
     return Asked(
         where=failures.shown_url(url),

@@ -1,6 +1,6 @@
-"""The SDKs' HTTP client, and limits on what a server may send through it.
+"""The HTTP client for the SDKs, with limits on the data that servers may send.
 
-Loaded with the first call to a hosted model: it imports the OpenAI SDK.
+Imported with the first call to a hosted model, because it imports the OpenAI SDK.
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ try:
     from socksio import ProtocolError
 
     _SOCKS_ERRORS: tuple[type[Exception], ...] = (ProtocolError,)
-except ImportError:  # it comes with an extra
+except ImportError:  # an optional dependency
     _SOCKS_ERRORS = ()
 
 if TYPE_CHECKING:
     from nanoloop.providers.hosted import SDK
 
 CONNECT_TIMEOUT_SECONDS = 10
-"""How long connecting to the server may take."""
+"""How long connecting to a server may take."""
 CLOSE_SECONDS = 1
 KEPT_SECONDS = 4
-"""Idle connections are closed after this time, before servers that wait for 5 s close them."""
+"""Idle connections are closed after this time, because some servers close them after 5 s."""
 REFUSAL_BYTES = 65_536
 REFUSAL_SECONDS = 5
-"""How much of a refusal is read, and for how long."""
+"""How much of an error response is read, and for how long."""
 SLICE_SECONDS = 0.004
-"""How long one answer is read at a stretch, before others have their turn."""
+"""How long one answer may be processed before others get their turn."""
 PIECE = 16_384
 REDIRECTS = 5
 """How many redirects are followed."""
 _ASKS_NOTHING = (301, 302, 303)
-"""Redirects that turn the request into a GET of the other address."""
+"""Redirects that turn the request into a GET of the other URL."""
 
 
 class TooMuch(Exception):
-    """The server sent more than an answer may contain."""
+    """The server sent more data than an answer may contain."""
 
     def __init__(self, data: bytes = b"") -> None:
         super().__init__()
         self.data = data
-        """What had been received by then."""
+        """The data received before the limit."""
 
 
 class Redirected(Exception):
@@ -79,15 +79,15 @@ class Redirected(Exception):
     def __init__(self, place: str | None = None) -> None:
         super().__init__()
         self.place = place
-        """The target; None if one redirect only leads to the next."""
+        """The target of the redirect; None if there were too many redirects."""
 
 
 class UnreadableAnswer(Exception):
-    """The server sent something in a form that was not requested."""
+    """The server sent data in a format that was not requested."""
 
 
 class Patience:
-    """How often a call may be attempted, and how long each attempt may take to begin an answer."""
+    """Limits the retries of a call, and the time that each attempt may take to begin an answer."""
 
     def __init__(self, retries: int) -> None:
         self.retries_left = retries
@@ -96,7 +96,7 @@ class Patience:
         self._has_tried = False
 
     def watch(self, scope: anyio.CancelScope, seconds: float) -> None:
-        """From now on, cancel this scope if an attempt takes longer than this."""
+        """Cancel this scope if an attempt takes longer than this to begin an answer."""
         self._scope, self.seconds = scope, seconds
 
     @property
@@ -105,32 +105,32 @@ class Patience:
         return max(0, self.retries_left - self._has_tried)
 
     def begin(self) -> None:
-        """Note that an attempt begins."""
+        """Record the start of an attempt."""
         if self._has_tried:
             self.retries_left -= 1
         self._has_tried = True
         self._scope.deadline = anyio.current_time() + self.seconds
 
     def end(self) -> None:
-        """Stop the clock: from now on, wait as long as it takes."""
+        """Stop the clock, so that the rest may take as long as necessary."""
         self._scope.deadline = math.inf
 
 
 patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
-"""The patience of the current call."""
+"""The limits of the current call."""
 
 
 def make_client(url: str) -> httpx2.AsyncClient:
-    """A client for one server, through the proxy that the environment names for it."""
+    """Create a client for one server, through the proxy set for it in the environment."""
     client = _client_for(
         url,
         timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_SECONDS),
-        # 0 is no limit: there are as many connections as there are calls.
+        # 0 means no limit: every call may have its own connection.
         limits=httpx2.Limits(max_connections=0, keepalive_expiry=KEPT_SECONDS),
         event_hooks={"request": [_before], "response": [_after]},
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
     )
-    client.headers.clear()  # an SDK says all that is to be said
+    client.headers.clear()  # the SDK sets all headers
     return client
 
 
@@ -140,7 +140,8 @@ def _client_for(url: str, **settings: Any) -> httpx2.AsyncClient:
     except SettingsError as error:
         raise ProviderError(str(error)) from None
     if proxy is None:
-        # What is asked on this machine goes through no proxy; certificates are trusted as ever.
+        # Servers on this machine are reached without a proxy, but certificates are checked as
+        # usual.
         settings |= {"trust_env": False, "verify": httpx2.create_ssl_context(trust_env=True)}
     elif is_socks(proxy):
         return _through_socks(proxy, settings)
@@ -164,10 +165,10 @@ async def _watch(request: httpx2.Request) -> None:
 
 
 class _Handshake:
-    """Closes the connection to a SOCKS proxy that refuses; httpx2 would leave it open."""
+    """Closes the connection after a SOCKS proxy refuses it; httpx2 would leave it open."""
 
     async def heard(self, event: str, info: Mapping[str, Any]) -> None:
-        """Note the state of the connection."""
+        """Observe an event of the connection."""
         if event == "socks.setup_socks5_connection.started":
             self._stream = info["stream"]
         elif event == "socks.setup_socks5_connection.failed":
@@ -176,10 +177,10 @@ class _Handshake:
 
 
 async def post(sdk: SDK, path: str, body: bytes, waits: Patience) -> httpx2.Response:
-    """The server's response, its body still to be read; raises one of `ERRORS` or the SDK's."""
+    """Return the response without reading its body; raises one of `ERRORS` or the SDK's errors."""
     token = patience.set(waits)
     try:
-        # Not `create`, which looks at each message anew and at the whole answer: most of its time.
+        # Not `create`, which spends most of its time validating every message and the answer.
         response: httpx2.Response = await sdk.client.post(
             path,
             cast_to=httpx2.Response,
@@ -188,7 +189,7 @@ async def post(sdk: SDK, path: str, body: bytes, waits: Patience) -> httpx2.Resp
             stream=True,
             stream_cls=openai.AsyncStream,
         )
-    except UnicodeError as error:  # a host's name in a redirect that is none
+    except UnicodeError as error:  # a redirect to an invalid host name
         raise httpx2.InvalidURL("the server redirects to an invalid host name") from error
     finally:
         patience.reset(token)
@@ -204,7 +205,7 @@ async def _before(request: httpx2.Request) -> None:
 
 
 async def _after(response: httpx2.Response) -> None:
-    """Read a refusal up to its limit, and note whether retrying is pointless."""
+    """Read an error response up to its limit, and mark it if retrying is pointless."""
     if response.is_success:
         return
     if response.has_redirect_location:
@@ -215,9 +216,9 @@ async def _after(response: httpx2.Response) -> None:
             async for piece in _inflated(response, raw, REFUSAL_BYTES):
                 said += piece
         except (TooMuch, UnreadableAnswer):
-            """What was read is enough."""
+            """The part read so far is enough."""
     if (waits := patience.get()) is not None:
-        waits.end()  # the wait for the next try is as long as the server asks
+        waits.end()  # the server decides when to retry
     await raw.aclose()
     response.headers.pop("content-encoding", None)
     response.stream = httpx2.ByteStream(bytes(said))
@@ -235,7 +236,7 @@ def _follow(response: httpx2.Response) -> None:
     if response.status_code in _ASKS_NOTHING and response.request.method == "POST":
         raise Redirected(str(place))
     if (place.scheme, place.netloc) != (response.request.url.scheme, response.request.url.netloc):
-        # As httpx2 does with the other header that holds a key.
+        # httpx2 removes only the Authorization header.
         response.request.headers.pop("x-api-key", None)
     if seen == REDIRECTS:
         raise Redirected
@@ -243,7 +244,7 @@ def _follow(response: httpx2.Response) -> None:
 
 
 def _is_too_late(response: httpx2.Response) -> bool:
-    """Whether the call will be given up before the server's retry time has passed."""
+    """Return whether the call's deadline comes before the server's retry time."""
     return anyio.current_time() + _asked_for(response) > anyio.current_effective_deadline()
 
 
@@ -261,14 +262,14 @@ def _asked_for(response: httpx2.Response) -> float:
         return 0.0
 
 
-# What comes in
+# Reading responses
 
 
 async def body(response: httpx2.Response, limit: int) -> bytes:
-    """The whole body; raises `TooMuch`, which contains what came before the limit."""
+    """Return the whole body; raises `TooMuch` with the data up to the limit."""
     size = response.headers.get("content-length", "")
     is_bounded = size.isdecimal() and len(size) < len(str(limit))
-    if is_bounded and "content-encoding" not in response.headers:  # as nearly always
+    if is_bounded and "content-encoding" not in response.headers:  # the usual case
         return b"".join([piece async for piece in response.aiter_raw()])
     data = bytearray()
     try:
@@ -281,7 +282,7 @@ async def body(response: httpx2.Response, limit: int) -> bytes:
 
 
 async def events(response: httpx2.Response, limits: AnswerLimits) -> AsyncIterator[bytes]:
-    """The data of each server-sent event, as it comes; raises `TooMuch`."""
+    """Yield the data of each server-sent event as it arrives; raises `TooMuch`."""
     raw, rest, is_first = response.aiter_raw(), bytearray(), True
     async with aclosing(_inflated(response, raw, limits.stream_bytes)) as pieces:
         async for piece in pieces:
@@ -290,7 +291,7 @@ async def events(response: httpx2.Response, limits: AnswerLimits) -> AsyncIterat
                 if len(rest) > limits.event_bytes:
                     raise TooMuch
                 if line[-1] in b"\r\n":
-                    if is_first:  # some servers send a mark before it
+                    if is_first:  # some servers send a byte order mark first
                         rest, is_first = rest.removeprefix(BOM_UTF8), False
                     if rest.startswith(b"data:"):
                         yield bytes(rest[5:]).strip()
@@ -302,7 +303,7 @@ async def events(response: httpx2.Response, limits: AnswerLimits) -> AsyncIterat
 async def _inflated(
     response: httpx2.Response, raw: AsyncIterable[bytes], limit: int
 ) -> AsyncGenerator[bytes]:
-    """Incoming data, decompressed in small pieces: at most `limit` bytes, then `TooMuch`."""
+    """Yield decompressed data in small pieces; raises `TooMuch` after `limit` bytes."""
     encoding = response.headers.get("content-encoding", "").strip().lower()
     pace = _Pace()
     inflate = _inflater(encoding)
@@ -322,7 +323,7 @@ def _inflater(encoding: str) -> Callable[[bytes], Iterable[bytes]]:
         return lambda data: (data,)
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise UnreadableAnswer
-    packed = zlib.decompressobj(zlib.MAX_WBITS | 32)  # of either form, by its own word
+    packed = zlib.decompressobj(zlib.MAX_WBITS | 32)  # detects the format from the header
 
     def inflate(data: bytes) -> Iterator[bytes]:
         while data:
@@ -336,20 +337,20 @@ def _inflater(encoding: str) -> Callable[[bytes], Iterable[bytes]]:
 
 
 class _Pace:
-    """Lets one answer be read only briefly at a stretch, and at most half of the time."""
+    """Limits how long one answer is processed at a time, and to half of the time overall."""
 
     def __init__(self) -> None:
         self._worked = 0.0
         self._since = time.monotonic()
 
     def begin(self) -> None:
-        """Note that there is something to read; the time since the last call was a pause."""
+        """Record that data has arrived; the time since the last call was a pause."""
         now = time.monotonic()
         self._worked = max(0.0, self._worked - (now - self._since))
         self._since = now
 
     async def keep(self) -> None:
-        """Note that it was read; pause if that took long."""
+        """Record that the data has been processed, and pause if that took long."""
         now = time.monotonic()
         self._worked += now - self._since
         self._since = now
@@ -358,7 +359,7 @@ class _Pace:
 
 
 def begun(data: bytes) -> Mapping[str, Any]:
-    """What can be made of an answer of which only the beginning was read."""
+    """Parse as much as possible of an incomplete answer."""
     if failures.has_too_many_parts(data):
         return {}
     try:
@@ -368,7 +369,7 @@ def begun(data: bytes) -> Mapping[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-# What went wrong
+# Errors
 
 ERRORS = (
     ServerSaid,
@@ -380,7 +381,7 @@ ERRORS = (
     httpx2.InvalidURL,
     httpx2.StreamError,
 )
-"""Whatever a call may raise, besides the errors of its vendor's SDK."""
+"""The errors that a call may raise, besides those of the vendor's SDK."""
 _PROXY_REFUSED = 407
 _NO_CONNECTION = (
     httpx2.InvalidURL,
@@ -393,10 +394,10 @@ _NO_CONNECTION = (
 
 
 def failure(asked: Asked, error: Exception) -> ProviderError:
-    """The error to show people for one of `ERRORS` or an SDK's, which have the same form."""
+    """Convert one of `ERRORS`, or an SDK's error, to an error for people."""
     if isinstance(error, ServerSaid):
         return failures.refusal(asked, status=_status_in(error.said), said=error.said)
-    # Some SDKs put their own error around whatever is raised.
+    # Some SDKs wrap every error in one of their own.
     moved = next((cause for cause in _causes(error) if isinstance(cause, Redirected)), None)
     if moved is not None:
         return failures.redirected(asked, moved.place)
@@ -407,13 +408,13 @@ def failure(asked: Asked, error: Exception) -> ProviderError:
         return failures.turned_away(asked, proxy)
     after = error.response.headers.get("retry-after")  # type: ignore[attr-defined]
     failed = failures.refusal(asked, status=status, said=error.body, retry_after=after)  # type: ignore[attr-defined]
-    # A proxy may have said it, where nothing is encrypted.
+    # Without encryption, the error may be the proxy's.
     may_be_proxy = isinstance(failed, ServerFailed) and asked.where.startswith("http:")
     return failures.through(proxy if may_be_proxy else None, failed)
 
 
 def _on_the_way(asked: Asked, causes: Sequence[BaseException], proxy: str | None) -> ProviderError:
-    """The error for a failed connection."""
+    """Return the error for a failed connection."""
 
     def is_any(*kinds: type[BaseException]) -> bool:
         return any(isinstance(cause, kinds) for cause in causes)

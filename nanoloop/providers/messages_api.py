@@ -1,4 +1,4 @@
-"""The format of Anthropic's Messages API: requests as bytes, answers added to a draft; no I/O."""
+"""Anthropic's Messages API as a format: builds requests and parses answers, without I/O."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from nanoloop.session.chat import REASONING
 
 VENDOR = "anthropic"
 MAX_TOKENS = 16_000
-"""The limit of an answer if the options don't set one; thinking is added to it."""
+"""The limit of an answer if the options set none; the thinking budget is added to it."""
 LOOKBACK = 20
-"""How many blocks back from a breakpoint the API looks for an earlier cached one."""
+"""How many blocks before a breakpoint the API searches for a cached prefix."""
 
 _IMAGES = {"image/jpeg", "image/png", "image/gif", "image/webp"}
 _DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,([A-Za-z0-9+/=]+)")
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 _NAME_CHARS = 128
 _OWN_PARTS = {"image", "document"}
-"""Parts that came in this API's own form and are sent unchanged."""
+"""Parts that are already in this API's format and are sent unchanged."""
 _THOUGHTS = {"thinking", "redacted_thinking"}
 _FAILED = "Error: "
-"""The beginning of a failed tool's text (`result_text`)."""
+"""The prefix of a failed tool's text (`result_text`)."""
 
 _UNSHOWN = "[an image that can't be shown]"
 _EMPTY = "[an empty message]"
 _EARLIER = "[the conversation began earlier]"
-"""Inserted first if a conversation does not begin with the user, as it must."""
+"""Inserted at the start if a conversation does not begin with a user message, as it must."""
 
 Block = dict[str, Any]
 
@@ -49,9 +49,9 @@ def request_bytes(
     stream: bool,
     with_thoughts: bool = True,
 ) -> bytes:
-    """The body of a request; equal input gives equal bytes.
+    """Return the body of a request; equal input gives equal bytes.
 
-    Without `with_thoughts`, what the model thought in the current turn is left out.
+    Without `with_thoughts`, the model's thinking in the current turn is left out.
     """
     system, said = _translated(messages, with_thoughts=with_thoughts)
     form = {"model": model, **({"stream": True} if stream else {}), **_fitting(options)}
@@ -61,12 +61,12 @@ def request_bytes(
         form["tools"] = _marked(declared)
     else:
         form.pop("tool_choice", None)
-        # Calls of earlier turns stand in the messages: the API wants to know of each tool.
+        # The API requires a definition of each tool that was called earlier in the conversation.
         if named := _tools_named_in(said):
             form |= {"tools": _marked(named), "tool_choice": {"type": "none"}}
     if system:
         form["system"] = _marked(system)
-    # Last: so each request is the one before it plus what is new, but for the two marks in it.
+    # Last, so that each request extends the previous one, apart from its two breakpoints.
     form["messages"] = _with_breakpoints(said)
     return _json(form).encode("utf-8", "replace")
 
@@ -82,7 +82,7 @@ def _plain(value: object) -> dict[str, Any]:
 
 
 def _fitting(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options in this API's words, with the limit that it requires."""
+    """Convert the options to this API's names, and set the limit that it requires."""
     form = {key: value for key, value in options.items() if value is not None}
     if limit := form.pop("max_completion_tokens", None):
         form.setdefault("max_tokens", limit)
@@ -126,9 +126,9 @@ def _choice(choice: Any, parallel: Any) -> dict[str, Any]:
 
 
 def _may_think(form: Mapping[str, Any], said: Sequence[Block]) -> bool:
-    """Whether the requested thinking is possible: a turn begun without it ends without it.
+    """Return whether thinking can be enabled: a turn that began without it must end without it.
 
-    A turn begins without it if another vendor's model began it, or if its thoughts were refused.
+    That is the case after another vendor's model began the turn, or the API refused its thinking.
     """
     if _mapping(form.get("thinking")).get("type") != "enabled":
         return True
@@ -152,7 +152,7 @@ def _tools_named_in(said: Sequence[Block]) -> list[Block]:
 def _translated(
     messages: Sequence[ChatMessage], *, with_thoughts: bool
 ) -> tuple[list[Block], list[Block]]:
-    """The system prompt's blocks, and the messages: the user first, roles alternating."""
+    """Return the system prompt's blocks, and messages that alternate, starting with the user."""
     opening = 0
     while opening < len(messages) and _is_system(messages[opening]):
         opening += 1
@@ -177,15 +177,15 @@ def _is_system(message: ChatMessage) -> bool:
 
 
 def _turn_begins(messages: Sequence[ChatMessage]) -> int:
-    """The index of the question that is being answered.
+    """Return the index of the question that is being answered.
 
-    Earlier thinking is left out. The API binds a thought to everything before it, the system prompt
-    too, and refuses it once the window moves or the summary changes.
+    Thinking from before it is left out: the API binds thinking to everything before it, including
+    the system prompt, and refuses it once the window moves or the summary changes.
     """
     begins, follows_result = 0, False
     for index, message in enumerate(messages):
         role = message.get("role")
-        # What is said to a turn while it goes on stands behind its tools' results.
+        # Messages added during a turn come after the results of its tools.
         if role == "user" and not follows_result:
             begins = index
         follows_result = role == "tool" or (follows_result and role != "assistant")
@@ -206,7 +206,7 @@ def _blocks(message: ChatMessage, ids: _CallIds, *, with_thoughts: bool) -> tupl
 
 
 def _said_and_called(message: ChatMessage, ids: _CallIds, *, with_thoughts: bool) -> list[Block]:
-    """What the model said and called, with its thoughts in place."""
+    """Return the model's text and calls, with its thinking in place."""
     content = message.get("content")
     text = content if isinstance(content, str) else _joined(_words(message))
     calls = iter([_tool_use(call, ids) for call in message.get("tool_calls") or ()])
@@ -238,10 +238,10 @@ def _tool_use(call: Mapping[str, Any], ids: _CallIds) -> Block:
 
 
 def _input(arguments: Any) -> dict[str, Any]:
-    """Arguments as the object that the API requires; anything else is wrapped in one."""
+    """Parse the arguments into the object that the API requires; wrap any other value in one."""
     try:
         said = json.loads(arguments or "{}")
-        json.dumps(said, allow_nan=False)  # numbers that JSON doesn't know
+        json.dumps(said, allow_nan=False)  # raises for numbers that JSON lacks
     except (TypeError, ValueError, RecursionError):
         said = str(arguments)
     return said if isinstance(said, dict) else {"arguments": said}
@@ -262,14 +262,14 @@ def _result(message: ChatMessage, ids: _CallIds) -> Block:
 
 
 class _CallIds:
-    """Ids as the API accepts them: no odd characters, no duplicates; a result has its call's id."""
+    """Converts ids to valid, unique ones; a result gets the same id as its call."""
 
     def __init__(self) -> None:
         self._open: dict[str, list[str]] = {}
         self._count: dict[str, int] = {}
 
     def of_call(self, call_id: str) -> str:
-        """A unique id, even if a server numbers its calls afresh each turn."""
+        """Return a unique id, even if a server numbers its calls from the start in each turn."""
         clean = _clean(call_id) or "call"
         self._count[clean] = number = self._count.get(clean, 0) + 1
         given = clean if number == 1 else f"{clean}__{number}"
@@ -277,7 +277,7 @@ class _CallIds:
         return given
 
     def of_result(self, call_id: str) -> str:
-        """The id of the call that this answers."""
+        """Return the id of the call that this result belongs to."""
         called = self._open.get(call_id)
         return called.pop(0) if called else _clean(call_id)
 
@@ -287,7 +287,7 @@ def _clean(name: str) -> str:
 
 
 def _parts(content: Any) -> Iterator[Block]:
-    """Text and images of a message as blocks, none empty."""
+    """Yield a message's text and images as blocks, skipping empty ones."""
     if isinstance(content, str):
         yield from _text(content)
     for part in content if isinstance(content, list) else ():
@@ -331,21 +331,21 @@ def _image(url: str) -> Block:
     return {"type": "image", "source": source}
 
 
-# Where the cache's breakpoints stand
+# Breakpoints for the cache
 
 
 def _with_breakpoints(said: list[Block]) -> list[Block]:
-    """The messages, marked where the window's stable part ends and at their very end.
+    """Add cache breakpoints after the window's stable part and after the last message.
 
-    The mark at the end caches this request for the next one. The other mark is certain to find what
-    an earlier request cached, because the API looks only `LOOKBACK` blocks back from a mark:
+    The last breakpoint caches this request for the next one. The other must find a prefix that an
+    earlier request cached, because the API looks only `LOOKBACK` blocks back from a breakpoint:
 
-    - Among the steps of a turn, the end of the previous request, which is before the model's last
-      words: a step with many calls is longer than the API looks back.
-    - At a question, the last answer before it. After that there may be text that only this request
-      contains, and what the model thought in that turn is gone now, so the end of the previous
-      request may be unknown; the answer before it is within reach. If it is not, because the turn
-      was long, that answer is marked instead, as it was when that turn began.
+    - Within a turn, it is the end of the previous request, just before the model's last message: a
+      step with many calls is longer than the API looks back.
+    - At a question, it is the last answer before the question. Text after that may occur only in
+      this request, and the thinking of that turn is gone now, so the end of the previous request
+      may not be cached; the answer before it is within reach. If that turn was too long, the
+      previous answer is marked instead, as it was when the turn began.
     """
     steady = _steady_end(said)
     marked = {len(said) - 1} | ({steady} if steady >= 0 else set())
@@ -356,7 +356,7 @@ def _with_breakpoints(said: list[Block]) -> list[Block]:
 
 
 def _steady_end(said: Sequence[Block]) -> int:
-    """The index of the last message of the stable part; -1 if there is none."""
+    """Return the index of the last message of the stable part, or -1 if there is none."""
     question = _question(said)
     if question < len(said) - 1:
         spoke = max(i for i, message in enumerate(said) if message["role"] == "assistant")
@@ -367,7 +367,7 @@ def _steady_end(said: Sequence[Block]) -> int:
 
 
 def _question(said: Sequence[Block]) -> int:
-    """The index of the newest user message that answers no call; 0 if there is none."""
+    """Return the index of the newest user message that is not a tool result; 0 if there is none."""
     for index in range(len(said) - 1, 0, -1):
         is_result = said[index]["content"][0]["type"] == "tool_result"
         if said[index]["role"] == "user" and not is_result:
@@ -376,11 +376,11 @@ def _question(said: Sequence[Block]) -> int:
 
 
 def _marked(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks with a breakpoint at the end, which is not part of what is cached."""
+    """Add a breakpoint to the last block; it is not part of the cached content."""
     return [*blocks[:-1], {**blocks[-1], "cache_control": {"type": "ephemeral"}}]
 
 
-# The answer
+# Answers
 
 SEAL_CHARS = 256_000
 """The limit on all signatures of an answer together."""
@@ -395,27 +395,27 @@ _REASONS = {
     "model_context_window_exceeded": "length",
     "refusal": "content_filter",
 }
-"""Why an answer ended, if `PartialAnswer` has no word for it."""
+"""Finish reasons that need a different name for `PartialAnswer`."""
 
 
 @dataclass(slots=True)
 class _Piece:
-    """A block of the answer, as it is sent back with the results of its calls."""
+    """A block of the answer, to be sent back with the results of its calls."""
 
     type: str
     words: list[str] = field(default_factory=list)
     seal: list[str] = field(default_factory=list)
-    """The signature of a thought, or the data of a hidden one."""
+    """The signature of visible thinking, or the data of hidden thinking."""
     chars: int = 0
 
     def form(self) -> Block | None:
-        """The block to send back, or its replacement in our messages; None for an invalid one."""
+        """Return the block to send back, a placeholder for text and calls, or None if invalid."""
         if self.type == "text":
             return {"type": "text", "chars": self.chars}
         if self.type == "tool_use":
             return {"type": "tool_use"}
         words, seal = "".join(self.words), "".join(self.seal)
-        # Changed in the least, it is refused.
+        # The API refuses a block after the slightest change.
         if not seal or clean(words) != words or clean(seal) != seal:
             return None
         if self.type == "thinking":
@@ -424,7 +424,7 @@ class _Piece:
 
 
 class Taking:
-    """Adds the events of an answer, or a whole one, to a draft."""
+    """Adds the events of an answer, or a whole answer, to a draft."""
 
     def __init__(self) -> None:
         self._draft: PartialAnswer | None = None
@@ -433,8 +433,8 @@ class Taking:
         self._room = SEAL_CHARS
 
     def __call__(self, draft: PartialAnswer, data: Mapping[str, Any]) -> str:
-        """Add an event or a whole answer; returns the new text."""
-        if draft is not self._draft:  # asked again
+        """Add an event or a whole answer; return the new text."""
+        if draft is not self._draft:  # a new attempt
             self._draft, self._pieces, self._counted = draft, {}, {}
             self._room = SEAL_CHARS
         match data.get("type"):
@@ -455,7 +455,7 @@ class Taking:
 
     @property
     def reasoning(self) -> Reasoning | None:
-        """The reasoning to send back; None if there was none, or if not all of it can be sent."""
+        """The reasoning to send back; None if there is none or part of it can't be sent."""
         pieces = [] if self._draft is None or self._draft.is_full else [*self._pieces.values()]
         while pieces and pieces[-1].type not in _THOUGHTS:
             pieces.pop()
@@ -529,7 +529,7 @@ class Taking:
             piece.seal.append(words)
 
     def _count(self, draft: PartialAnswer, usage: object) -> None:
-        """Note the usage so far; the last count of each kind is the one that applies."""
+        """Record the usage so far; the last count of each kind applies."""
         said = _mapping(usage)
         self._counted |= {
             kind: count(said[kind]) for kind in _COUNTED if said.get(kind) is not None

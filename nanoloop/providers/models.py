@@ -1,4 +1,4 @@
-"""All models behind one provider, which calls each at the vendor given in its name."""
+"""Combines all models in one provider, which calls each model's own vendor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # an extra
     from nanoloop.providers.local.provider import LocalProvider
 
 Make = Callable[[str, str], Provider]
-"""Makes a provider, given the vendor's word ("" for none) and its first model."""
+"""Makes a provider from the vendor's word ("" for none) and the name of its first model."""
 Around = Callable[[Provider], Provider]
 WithOptions = Callable[[Mapping[str, Any]], Provider]
 
@@ -32,7 +32,7 @@ UNSEEN = {"type": "text", "text": "[an image that can't be shown]"}
 
 
 class Models:
-    """A provider of many vendors' models; each vendor's provider is made once, on first use."""
+    """A provider for models of many vendors; each vendor's provider is created on first use."""
 
     def __init__(self, model: str, make: Make) -> None:
         """`model` is used if a call names none; `make` may raise `SettingsError`."""
@@ -57,49 +57,49 @@ class Models:
         return await provider.chat(messages=messages, tools=tools, model=name, on_text=on_text)
 
     def provider_of(self, model: str) -> Provider:
-        """The provider of that model; raises `SettingsError` if it can't be made."""
+        """Return the provider of this model; raises `SettingsError` if it can't be created."""
         word, name = split(model)
-        # A plugin and a model file are made for one model; a server has many.
+        # A plugin or model file provides one model, but a server provides many.
         key = word if word in VENDORS and word != "local" else model
         return self._shelf.get(key if word else "", lambda: self._make(word, name))
 
     def vendor_of(self, model: str | None) -> str:
-        """The vendor whose reasoning that model's provider accepts; "" if it can't be made."""
+        """Return the vendor whose reasoning this model accepts, or "" if there is no provider."""
         try:
             return vendor_of(self.provider_of(model or self._model), model)
-        except (ProviderError, SettingsError):  # its call says what is wrong
+        except (ProviderError, SettingsError):  # the call itself reports the error
             return ""
 
     @property
     def with_options(self) -> WithOptions | None:
-        """Makes a copy with additional request options; None if the usual model supports none."""
+        """Copies this with more request options; None if the default model supports none."""
         usual = getattr(self.provider_of(self._model), "with_options", None)
         return None if usual is None else lambda options: self._around(_optioned(options))
 
     def in_background(self) -> Models:
-        """The same models for work that can wait, if that makes a difference to their providers."""
+        """Return the same models for work that can wait, if their providers make a difference."""
         return self._around(in_background)
 
     async def load(self) -> None:
-        """Load what the existing providers need; one that fails reports it when called.
+        """Load what the existing providers need; a failing provider reports its error when called.
 
-        If the usual model is local, it is loaded too, so that the first question need not wait.
+        A local default model is loaded too, so that the first question need not wait.
         """
         for provider in self._shelf.made:
             if (load := getattr(provider, "load", None)) is not None:
-                with suppress(Exception):  # a plugin's may raise anything
+                with suppress(Exception):  # a plugin may raise anything
                     await load()
         if split(self._model)[0] == "local":
-            with suppress(Exception):  # as above: the first call says what is wrong
+            with suppress(Exception):  # as above: the first call reports it
                 await cast("LocalProvider", self.provider_of(self._model)).ready()
 
     def load_ahead(self) -> None:
-        """Start loading the usual model, if it is local, for `Models` that are made alike later."""
+        """Start loading a local default model, for `Models` created later with equal settings."""
         if split(self._model)[0] == "local":
             cast("LocalProvider", self.provider_of(self._model)).load_ahead()
 
     async def close(self) -> None:
-        """Close all providers made so far; safe to call twice."""
+        """Close all providers created so far; safe to call twice."""
         await self._shelf.close()
 
     def _around(self, around: Around) -> Models:
@@ -118,7 +118,7 @@ class Models:
 
 
 class _LocalModels:
-    """The providers made so far; loops in several threads may ask at once."""
+    """The providers created so far; several threads may use this at once."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -142,7 +142,7 @@ class _LocalModels:
         self._is_closed = True
         with self._guard:
             made, self._made = self._made, {}
-        async with AsyncExitStack() as stack:  # one that fails keeps none of the others open
+        async with AsyncExitStack() as stack:  # closes all, even if one fails
             for provider in made.values():
                 stack.push_async_callback(provider.close)
 
@@ -156,7 +156,7 @@ def _optioned(options: Mapping[str, Any]) -> Around:
 
 
 def _without_images(message: ChatMessage) -> ChatMessage:
-    """The message for a model that accepts no images."""
+    """Replace the images in a message for a model that does not accept them."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -165,7 +165,7 @@ def _without_images(message: ChatMessage) -> ChatMessage:
 
 
 def joined(parts: list[Any]) -> Any:
-    """The parts as one text if they are all text, as servers of text-only models require."""
+    """Join the parts if all of them are text, as servers of text-only models require."""
     if all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts):
         return "\n\n".join(str(part["text"]) for part in parts)
     return parts

@@ -1,4 +1,4 @@
-"""Any server with OpenAI's chat completions, called through OpenAI's own SDK."""
+"""A provider for any server with OpenAI's chat completions API, through OpenAI's own SDK."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ DEFAULT_BASE_URL = "https://api.openai.com/v1"
 OWN = {"messages", "model", "stream", "tools"}
 """Parts of a request that no option may set."""
 LIMITS = {"max_tokens", "max_completion_tokens"}
-"""Servers' names for the limit of an answer's tokens."""
+"""The names that servers use for the token limit of an answer."""
 HEADERS = {
     "Accept-Encoding": "identity",
     "User-Agent": "nanoloop",
 }
 UNSAID = ("Accept", "OpenAI-Organization", "OpenAI-Project", *OF_THIS_MACHINE)
-"""Headers of the SDK that say nothing, are for OpenAI alone, or reveal too much."""
+"""Headers of the SDK that are useless, meant for OpenAI alone, or reveal too much."""
 
 
 class OpenAIProvider:
-    """A model behind a chat completions URL."""
+    """A model on a server with the chat completions API."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class OpenAIProvider:
         key_name: str = "OPENAI_API_KEY",
         limits: AnswerLimits | None = None,
     ) -> None:
-        """`options` go into each request unchanged (`temperature` …); None removes one.
+        """`options` are added to each request unchanged (`temperature` …); None removes an option.
 
-        `key_name` is the variable that errors name if the key is refused.
+        `key_name` is the variable that errors mention if the key is refused.
         """
         self._model = model
         self._key = clean_key(api_key)
@@ -95,7 +95,7 @@ class OpenAIProvider:
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Answer; with `on_text` the text also comes in pieces. Raises `ProviderError` only."""
+        """Answer, streaming text to `on_text` if given; raises only `ProviderError`."""
         model = model or self._model
         body = request_bytes(
             model=model,
@@ -107,9 +107,9 @@ class OpenAIProvider:
         return await self._server.ask(asked, take, on_text)
 
     def with_options(self, options: Mapping[str, Any]) -> OpenAIProvider:
-        """A provider whose requests have these options too; it shares the connections.
+        """Return a copy whose requests have these options too; it shares the connections.
 
-        The limit of an answer's tokens gets this server's name for it.
+        The token limit of an answer is renamed as this server requires.
         """
         field = self._quirks.max_tokens_field
         own = {field if key in LIMITS else key: value for key, value in options.items()}
@@ -120,11 +120,11 @@ class OpenAIProvider:
         return other
 
     async def load(self) -> None:
-        """Load the SDK, in a thread; a call does so too."""
+        """Load the SDK in a thread; the first call also does this."""
         await self._server.load()
 
     async def close(self) -> None:
-        """Close connections; closing twice is fine."""
+        """Close the connections; safe to call twice."""
         await self._server.close()
 
     def _own_options(self, *, is_streamed: bool) -> dict[str, Any]:
@@ -133,14 +133,14 @@ class OpenAIProvider:
             options["stream_options"] = {"include_usage": True}
         session = here.get(None)
         if self._quirks.takes_cache_key and session is not None and session.last_seq:
-            # Not the id itself: it may hold someone's name on a platform.
+            # Hashed, because the id may contain someone's name on a platform.
             options["prompt_cache_key"] = sha256(session.id.encode()).hexdigest()[:32]
         return options
 
     def _sdk(self, http_client: httpx2.AsyncClient) -> SDK:
-        import openai  # noqa: PLC0415 - loaded by now
+        import openai  # noqa: PLC0415 - already imported
 
-        # Of what the environment says for OpenAI's own servers no other server may hear.
+        # Headers set in the environment for OpenAI's servers must not reach other servers.
         unsaid = [*UNSAID, *headers_in("OPENAI_CUSTOM_HEADERS")]
         own = dict(HEADERS) | ({"Authorization": self._user} if self._user else {})
         headers: dict[str, Any] = {**dict.fromkeys(unsaid, openai.omit), **own}
@@ -155,7 +155,7 @@ class OpenAIProvider:
             default_headers=headers,
             http_client=http_client,
         )
-        # All of them, since the SDK takes long to copy each that is left out.
+        # All options are given, because the SDK is slow to fill in missing ones.
         options = {
             "extra_json": None,
             "follow_redirects": True,
@@ -170,7 +170,7 @@ class OpenAIProvider:
         return SDK(client=client, options=options, error=openai.OpenAIError)
 
 
-# A request
+# Requests
 
 
 def _plain(value: object) -> dict[str, Any]:
@@ -189,25 +189,25 @@ def request_bytes(
     tools: Sequence[ToolSpec],
     messages: Sequence[ChatMessage],
 ) -> bytes:
-    """The body of a request; equal input gives equal bytes."""
+    """Return the body of a request; equal input gives equal bytes."""
     head = {"model": model, **options}
     form: dict[str, Any] = {key: value for key, value in head.items() if value is not None}
     if tools:
         form["tools"] = [tool_form(tool) for tool in tools]
-    # Last: so each request is the one before it, byte for byte, plus what is new.
+    # Last, so that each request extends the previous one byte for byte.
     form["messages"] = _without_reasoning(messages)
     return _json(form).encode("utf-8", "replace")
 
 
 def _without_reasoning(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """The messages as any server accepts them, without the parts that are for one vendor alone."""
-    if not any(map(contains, messages, repeat(REASONING))):  # in C: it is asked each time
+    """Remove the reasoning, which only one vendor accepts, from the messages."""
+    if not any(map(contains, messages, repeat(REASONING))):  # runs in C, for speed
         return list(messages)
     return [{k: v for k, v in message.items() if k != REASONING} for message in messages]
 
 
 def tool_form(tool: ToolSpec) -> dict[str, Any]:
-    """A tool in the server's form."""
+    """Describe a tool in the server's format."""
     function = {
         "name": tool.name,
         "description": tool.description,
@@ -216,11 +216,11 @@ def tool_form(tool: ToolSpec) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-# An answer
+# Answers
 
 
 def take(draft: PartialAnswer, data: Mapping[str, Any]) -> str:
-    """Add a chunk, or a whole answer, to the draft; returns the new text."""
+    """Add a chunk or a whole answer to the draft; return the new text."""
     draft.model = draft.model or _string(data.get("model"))
     if isinstance(counted := data.get("usage"), dict):
         draft.usage = _usage(counted)
@@ -268,7 +268,7 @@ def _usage(counted: Mapping[str, Any]) -> Usage:
 
 
 def _text(content: object) -> str:
-    """Text that came as a string, or as parts, some of which are text."""
+    """Return the text of a string, or of the text parts in a list."""
     if isinstance(content, list):
         return "".join(_string(_mapping(part).get("text")) for part in content)
     return _string(content)
@@ -282,11 +282,11 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-# What it is made with
+# URLs
 
 
 def _without_user(url: str) -> tuple[str, str]:
-    """The login in a URL as a header, empty if there is none, and the URL without the login."""
+    """Split the login from a URL: return it as a header, or "", and the URL without it."""
     parts = urlsplit(url)
     user, at, place = parts.netloc.rpartition("@")
     header = f"Basic {b64encode(unquote(user).encode()).decode()}" if at else ""

@@ -1,4 +1,4 @@
-"""A provider with scripted answers: for tests, demos and a first look without a key."""
+"""A provider with scripted answers, for tests, demos, and a first try without a key."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ import anyio
 from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec
 
 Line = str | Reply | Exception | Callable[..., Any]
-"""The next line: a text, a whole reply, an error to raise, or a function that returns one of these,
-called with messages, tools and model; it may be async."""
+"""The next line: text, a whole reply, an error to raise, or a function that returns one of these.
+
+The function is called with the messages, tools and model, and may be async.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedCall:
-    """A recorded call, as it was at that moment."""
+    """A recorded call, with its arguments as they were at the time."""
 
     messages: list[ChatMessage]
     tools: list[ToolSpec] | None
@@ -30,13 +32,13 @@ class ScriptedCall:
 
 
 def echo(messages: Sequence[ChatMessage], _tools: object, _model: object) -> str:
-    """Repeat what the user said last."""
+    """Repeat the user's last message."""
     said = (m.get("content") for m in reversed(messages) if m.get("role") == "user")
     return f"You said: {next(said, '')}"
 
 
 class ScriptedProvider:
-    """Plays its replies in order, then `otherwise` each time; remembers its calls."""
+    """Returns its replies in order, then `otherwise` each time, and records its calls."""
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class ScriptedProvider:
         word_delay_seconds: float = 0,
         keep_calls: int = 1000,
     ) -> None:
-        """With `held`, every call waits for `release`; with `keep_calls=0`, none is remembered."""
+        """With `held`, every call waits for `release`; with `keep_calls=0`, no call is recorded."""
         self._replies = deque(replies)
         self._otherwise = otherwise
         self._is_held = held
@@ -58,7 +60,7 @@ class ScriptedProvider:
         self._passes = 0
         self._asked = anyio.Event()
         self.calls: deque[ScriptedCall] = deque(maxlen=keep_calls)
-        """The last calls, oldest first."""
+        """The latest calls, oldest first."""
         self.count = 0
         """The total number of calls."""
         self.closed = False
@@ -71,8 +73,8 @@ class ScriptedProvider:
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Say the next line; with `on_text`, word by word."""
-        # Taken before any wait: the order of calls is the order of replies.
+        """Return the next line, streaming it word by word to `on_text` if given."""
+        # Taken before any wait, so that replies follow the order of the calls.
         line = self._replies.popleft() if self._replies else self._otherwise
         self._remember(messages, tools, model, streamed=on_text is not None)
         await self._pass_gate()
@@ -88,7 +90,7 @@ class ScriptedProvider:
             await anyio.sleep(self._word_delay_seconds)
 
     async def close(self) -> None:
-        """Nothing to close; closing twice is fine."""
+        """Mark the provider as closed; safe to call twice."""
         self.closed = True
 
     def hold(self) -> None:
@@ -96,7 +98,7 @@ class ScriptedProvider:
         self._is_held = True
 
     def release(self, count: int | None = None) -> None:
-        """Let `count` waiting or future calls continue; without it, all, and stop holding."""
+        """Let `count` waiting or future calls continue; without `count`, let all continue."""
         if count is None:
             self._is_held, self._passes = False, 0
             count = len(self._waiting)

@@ -13,16 +13,16 @@ from nanoloop.plugins import is_installed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quirks:
-    """How a server for OpenAI's chat completions API differs from others."""
+    """The ways in which a server differs from OpenAI's chat completions API."""
 
     streams_usage: bool = True
-    """Whether it accepts `stream_options`; a server that rejects them sends the usage anyway."""
+    """Whether it accepts `stream_options`; servers that reject them send the usage anyway."""
     max_tokens_field: str = "max_tokens"
-    """Its name for the limit on an answer's tokens."""
+    """The server's name for the token limit of an answer."""
     takes_cache_key: bool = False
-    """Whether it accepts `prompt_cache_key`."""
+    """Whether the server accepts `prompt_cache_key`."""
     sees_images: bool = True
-    """Whether any of its models accepts images."""
+    """Whether any of the vendor's models accepts images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +32,13 @@ class Vendor:
     title: str
     speaks: Literal["openai", "anthropic", "local"] = "openai"
     url: str | None = None
-    """Its address; None if each user has their own, or if there is none."""
+    """The vendor's base URL; None if each user has a different one, or there is none."""
     keys: tuple[str, ...] = ()
-    """The environment variables for its key, the usual one first; empty if it needs no key."""
+    """The environment variables for the key, the usual one first; empty if no key is needed."""
     address: str | None = None
-    """The environment variable for its address."""
+    """The environment variable for the base URL."""
     lists_under: str = ""
-    """The prefix of each name in its list of models."""
+    """The prefix of each name in the vendor's list of models."""
     quirks: Quirks = Quirks()
 
 
@@ -124,10 +124,10 @@ _EVERYWHERE = ("", "0.0.0.0", "[::]")  # noqa: S104 - nobody listens there for i
 
 
 def split(model: str) -> tuple[str, str]:
-    """The vendor's word ("" if there is none), and the vendor's own name for the model.
+    """Return the vendor's word ("" if there is none), and the vendor's own name for the model.
 
-    Only a word in the table, or the name of an installed plugin, is a vendor: `qwen3:4b` is just
-    a model's name. A local model keeps its whole name.
+    Only a word in the table, or the name of an installed plugin, is a vendor: `qwen3:4b` is just a
+    model's name. A local model keeps its whole name.
     """
     if is_local(model):
         return "local", model
@@ -138,13 +138,13 @@ def split(model: str) -> tuple[str, str]:
 
 
 def at(url: str) -> Vendor:
-    """The vendor at that address; a vendor without quirks if it is not in the table."""
+    """Return the vendor with this base URL, or one without quirks if it is not in the table."""
     known = (vendor for vendor in VENDORS.values() if vendor.url == url.rstrip("/"))
     return next(known, Vendor(title="a server"))
 
 
 def address_in(variable: str, value: str) -> str:
-    """The base URL from a vendor's own variable, which may be in another form."""
+    """Return the base URL from a vendor's own variable, which may use another format."""
     match variable:
         case "OLLAMA_HOST":
             return _of_ollama(value)
@@ -156,12 +156,12 @@ def address_in(variable: str, value: str) -> str:
 
 
 def _of_ollama(host: str) -> str:
-    """Ollama's base URL; its server reads the same variable, which may mean every address."""
+    """Return Ollama's base URL; for its server, the same variable may mean all interfaces."""
     found = _HOST.fullmatch(host.strip())
     if found is None:
         return host
     scheme, name, port, path = found.groups(default="")
-    # As Ollama has it: where a scheme stands, its own port is meant.
+    # As in Ollama, a URL with a scheme uses the scheme's default port.
     port = port or ("" if scheme else "11434")
     name = "localhost" if name in _EVERYWHERE else name
     root = path.rstrip("/").removesuffix("/v1")

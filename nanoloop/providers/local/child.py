@@ -1,4 +1,4 @@
-"""The process that runs a model: started with `-m`, told what to load over standard input."""
+"""The process that runs a model, started with `-m`; its orders arrive on standard input."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from nanoloop.providers.local.launch import Launch, Report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How a model differs from what its file says."""
+    """Settings for a family of models, where the model file's own are not good enough."""
 
     template: str = ""
-    """A file in templates/, if the model does not follow its own template's form of calls."""
+    """A file in templates/, if the model does not follow its own template for tool calls."""
     repeat_penalty: float = 0
-    """The penalty for endless repetition (DRY); wrong if figures must be copied."""
+    """The penalty against endless repetition (DRY); harmful if numbers must be copied."""
     temperature: float = 0.8
-    """How freely it chooses its words by default; None means llama.cpp's default."""
+    """The default sampling temperature."""
     top_k: int = 40
     top_p: float = 0.95
-    """How many words, of what total probability, it chooses from; None for llama.cpp's default."""
+    """The default limits on the choice of tokens: their number and their total probability."""
 
     @property
     def chat_template(self) -> str:
@@ -45,7 +45,7 @@ class Family:
 
 
 FAMILIES = {
-    # What its makers recommend for all of Qwen2.5.
+    # Recommended by the makers of Qwen2.5.
     "qwen2.5 coder": Family(template="bare_json.jinja", temperature=0.7, top_k=20, top_p=0.8),
     "qwen2.5": Family(temperature=0.7, top_k=20, top_p=0.8),
     "smollm2 135m": Family(repeat_penalty=0.8),
@@ -53,7 +53,7 @@ FAMILIES = {
 
 
 def family_of(name: str) -> Family:
-    """The family of a model with this name; most need nothing special."""
+    """Return the family of a model with this name; most need no special settings."""
     plain = name.lower().replace("-", " ")
     return next((family for part, family in FAMILIES.items() if part in plain), Family())
 
@@ -67,23 +67,23 @@ NUMBERS = {kind: struct.Struct(f"<{form}") for kind, form in enumerate("BbHhIif?
 }
 LENGTH = NUMBERS[10]
 CACHE_BYTES = 2
-"""The size of one number of the cache."""
+"""The size of one number in the cache."""
 
 
 class NotGguf(ValueError):
-    """The file does not begin like a GGUF file, or is cut short."""
+    """The file is not a GGUF file, or is incomplete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gguf:
-    """The part of a header that matters here."""
+    """The relevant part of a GGUF file's header."""
 
     name: str
     size: int
     context_tokens: int
-    """The context length that the model was trained for, or 0 if it isn't given."""
+    """The context length that the model was trained for, or 0 if unknown."""
     token_bytes: int
-    """What one token takes in the cache, or 0 if it isn't given."""
+    """How many bytes of cache a token takes, or 0 if unknown."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -119,11 +119,11 @@ class Gguf:
 
 
 class _Reader:
-    """Goes through the fields, whose order and number are not known in advance."""
+    """Reads the header's fields one after the other, because their positions are not known."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
-        self._at = len(MAGIC) + 4 + LENGTH.size  # the version, the number of tensors
+        self._at = len(MAGIC) + 4 + LENGTH.size  # skips the version and the number of tensors
 
     def fields(self) -> dict[str, Any]:
         return {self._string(): self._value(self._kind()) for _ in range(self._number(LENGTH))}
@@ -153,7 +153,7 @@ class _Reader:
         return self._number(NUMBERS[kind])
 
     def _skip_list(self) -> None:
-        """Skip a list: lists are the vocabulary, long and of no use here."""
+        """Skip a list: lists contain the vocabulary, which is long and not needed."""
         kind, count = self._kind(), self._number(LENGTH)
         if kind != STRING:
             self._at += NUMBERS[kind].size * count
@@ -163,17 +163,17 @@ class _Reader:
 
 
 LEAST_TOKENS = 2048
-"""The fewest tokens with which a conversation is possible."""
+"""The smallest context with which a conversation is possible."""
 WORKING_BYTES = 300_000_000
-"""What running a model takes besides its weights and its cache."""
+"""How much memory a running model takes besides its weights and cache."""
 CACHE_MIB = 1024
 MEMORY_FILE = Path("/proc/meminfo")
 LIMIT_FILE = Path("/sys/fs/cgroup/memory.max")
-"""The limit of a container, on Linux."""
+"""The memory limit of a container on Linux."""
 
 
 def context_tokens(model: Gguf, *, wished: int, parallel: int, room: int) -> int:
-    """Tokens for each of this many conversations, or 0 if there is no room for any."""
+    """Return the context length for each conversation, or 0 if there is not enough memory."""
     tokens = min(wished, model.context_tokens or wished)
     while needed_bytes(model, tokens=tokens, parallel=parallel) > room:
         if tokens <= LEAST_TOKENS:
@@ -183,18 +183,18 @@ def context_tokens(model: Gguf, *, wished: int, parallel: int, room: int) -> int
 
 
 def needed_bytes(model: Gguf, *, tokens: int, parallel: int) -> int:
-    """The memory of this model, with this many tokens for each conversation."""
+    """Return the memory that this model needs for conversations of this length."""
     return model.size + WORKING_BYTES + model.token_bytes * tokens * parallel
 
 
 def cache_mib(model: Gguf, *, tokens: int, parallel: int, room: int) -> int:
-    """The cache for conversations that lost their slot, so that they need not be read again."""
+    """Return the size of the cache for conversations that have lost their slot."""
     left = room - needed_bytes(model, tokens=tokens, parallel=parallel)
     return max(0, min(CACHE_MIB, left // 2 // 2**20))
 
 
 def free_bytes() -> int:
-    """Memory that is free without swapping, as far as the system reports it."""
+    """Return how much memory is free without swapping, or 0 if the system does not report it."""
     try:
         free = _available() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     except (ValueError, OSError):
@@ -212,29 +212,30 @@ def _available() -> int:
 def _limit() -> int:
     try:
         return int(LIMIT_FILE.read_text())
-    except (OSError, ValueError):  # no Linux, or "max"
+    except (OSError, ValueError):  # not Linux, or no limit ("max")
         return 0
 
 
 def _address_space() -> int:
-    """The memory that `ulimit -v` allows a process."""
+    """Return the memory that `ulimit -v` allows a process."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return 0 if limit == resource.RLIM_INFINITY else limit
 
 
 PR_SET_PDEATHSIG = 1
 BATCH, GRAPHICS_BATCH = 64, 512
-"""How many tokens are read at once: other answers, or a stop, wait that long. More is no faster
-on a processor, but much faster on a graphics card."""
+"""How many tokens are processed at once; other answers, and a stop, have to wait that long. More is
+no faster on a processor, but much faster on a graphics card.
+"""
 ERRORS_ONLY = 1
 
 
 class CannotRun(Exception):
-    """Says why, and what to do."""
+    """The model can't run; the text says why and what to do."""
 
 
 def main() -> None:
-    """Serve until the input ends."""
+    """Serve until standard input ends."""
     _end_with_parent()
     order = Launch.read(sys.stdin.buffer.readline())
     try:
@@ -244,7 +245,7 @@ def main() -> None:
     os.write(sys.stdout.fileno(), report.line())
     if server is not None:
         sys.stdin.buffer.read()
-    os._exit(0)  # nothing is to be tidied up, and llama.cpp takes its time
+    os._exit(0)  # llama.cpp would take long to shut down, and nothing needs to be saved
 
 
 def _end_with_parent() -> None:
@@ -314,7 +315,7 @@ def _tokens(header: Gguf, order: Launch, free: int) -> int:
 
 
 def _report(address: str, key: str) -> Report:
-    request = urllib.request.Request(  # noqa: S310 - this process itself
+    request = urllib.request.Request(  # noqa: S310 - this process's own server
         f"{address}/props", headers={"Authorization": f"Bearer {key}"}
     )
     no_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))

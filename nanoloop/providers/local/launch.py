@@ -1,4 +1,4 @@
-"""Messages between this process and the model's: an order, and a report on it."""
+"""Messages between nanoloop and the model's process: an order and a report."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ MARK = b"nanoloop:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What to run and how."""
+    """An order to run a model."""
 
     path: str
     model: str
     context_tokens: int
-    """Per conversation; less if the model or the memory allows less."""
+    """The context length per conversation; reduced if the model or memory requires it."""
     parallel: int
     threads: int
     key: str
     """The key that requests must carry."""
 
     def line(self) -> bytes:
-        """The order as the one line that the child reads."""
+        """Encode the order as the line that the process reads."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def read(cls, line: bytes) -> Self:
-        """Read the order from the line that `line` made."""
+        """Decode the order from the line that `line` returned."""
         return cls(**json.loads(line))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Says that the model is ready, or why it can't be."""
+    """Reports that the model is ready, or why it can't be run."""
 
     address: str = ""
     context_tokens: int = 0
@@ -44,12 +44,12 @@ class Report:
     """A sentence that includes the next step."""
 
     def line(self) -> bytes:
-        """The report as a line that differs from llama.cpp's own output."""
+        """Encode the report as a line that differs from llama.cpp's own output."""
         return b"\n" + MARK + json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def read(cls, line: bytes) -> Self | None:
-        """Read the report from the line that `line` made; None for any other line."""
+        """Decode the report from the line that `line` returned; return None for any other line."""
         if not line.startswith(MARK):
             return None
         said: dict[str, Any] = json.loads(line.removeprefix(MARK))

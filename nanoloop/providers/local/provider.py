@@ -1,4 +1,4 @@
-"""A model on this machine: one process, a few answers at a time, turns before background work."""
+"""A provider that runs a model in a process on this machine, with turns before other work."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ REST_SECONDS = 60
 
 
 class LocalProvider:
-    """A model file whose process starts with the first call, and restarts if it dies."""
+    """A local model whose process starts with the first call and restarts if it dies."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class LocalProvider:
     ) -> None:
         """`context_tokens` applies to each of the `parallel` conversations answered at once.
 
-        An answer is cut off at `answer_tokens`, or sooner if the model begins to repeat itself: a
+        An answer is cut off at `answer_tokens`, or earlier if the model starts to repeat itself: a
         small model would otherwise continue to the end of its context.
         """
         file = Path(path).expanduser().absolute()
@@ -107,7 +107,7 @@ class LocalProvider:
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Answer; with `on_text` the text also comes in pieces. Raises `ProviderError` only."""
+        """Answer, streaming text to `on_text` if given; raises only `ProviderError`."""
         self._check_model(model)
         async with self._line.turn():
             return await self._ask(messages, tools, on_text)
@@ -117,25 +117,25 @@ class LocalProvider:
         return await self._running().ready()
 
     def load_ahead(self) -> None:
-        """Start loading the model for the next provider of this program that is made like this one.
+        """Start loading the model for the next provider in this program with the same arguments.
 
-        This one needs no closing: what nobody takes over ends with the program.
+        This provider need not be closed: an unused process ends with the program.
         """
         _ahead[self._order.path] = ModelProcess(self._order)
 
     def in_background(self) -> Provider:
-        """The same model for work that can wait: it never delays a turn."""
+        """Return a provider with the same model for work that can wait and never delays a turn."""
         return _Background(self)
 
     async def chat_in_gaps(
         self, *, messages: Said, tools: Tools = None, model: str | None = None
     ) -> Reply:
-        """Like `chat`, but only while no turn runs; interrupted by one, and restarted after it."""
+        """Like `chat`, but only while no turn runs; a turn interrupts and restarts the call."""
         self._check_model(model)
         return await self._line.in_gaps(lambda: self._ask(messages, tools, None))
 
     async def close(self) -> None:
-        """End the model's process; closing twice is fine."""
+        """End the model's process; safe to call twice."""
         self._is_closed = True
         with self._guard:
             server, self._server = self._server, None
@@ -144,7 +144,7 @@ class LocalProvider:
 
     @property
     def pid(self) -> int | None:
-        """The id of the model's process, if there is one."""
+        """The id of the model's process, or None if it is not running."""
         server = self._server
         return server.process.pid if server and not server.process.has_ended else None
 
@@ -183,7 +183,7 @@ class LocalProvider:
 
     def _note_end(self, server: ModelServer) -> None:
         with self._guard:
-            if self._server is server:  # of all who were waiting for it, one is the first
+            if self._server is server:  # only the first caller to notice reports it
                 self._server = None
                 self._ends += 1
                 self._rests_until = time.monotonic() + REST_SECONDS
@@ -218,16 +218,16 @@ class _Background:
         messages: Said,
         tools: Tools = None,
         model: str | None = None,
-        on_text: OnText | None = None,  # noqa: ARG002 - what may be broken off is not shown
+        on_text: OnText | None = None,  # noqa: ARG002 - text that may be interrupted is not shown
     ) -> Reply:
         return await self._provider.chat_in_gaps(messages=messages, tools=tools, model=model)
 
     async def close(self) -> None:
-        """Do nothing: the provider itself is closed by its owner."""
+        """Do nothing: the provider is closed by its owner."""
 
 
 def half_of_the_processors() -> int:
-    """Usually the fastest choice: two processors share a core, and other programs run too."""
+    """Return half the number of processors, usually the fastest: pairs of them share a core."""
     return max(1, (os.cpu_count() or 1) // 2)
 
 
@@ -252,25 +252,25 @@ class _Turn:
 
 
 class WaitingLine:
-    """Lets a limited number of turns run at a time, drawn by owner.
+    """Limits how many turns run at once, and takes them from each owner in turn.
 
-    Background work gives way to a turn, and is restarted afterwards.
+    Background work gives way to a turn and is restarted afterwards.
     """
 
     def __init__(self, width: int, *, patience_seconds: float = 60) -> None:
-        """After `patience_seconds` of waiting, background work queues like a turn."""
+        """After waiting for `patience_seconds`, background work queues like a turn."""
         self._patience_seconds = patience_seconds
         self._guard = threading.Lock()
-        # Nothing of it is kept free: an answer takes long, and there are few places.
+        # No slot is reserved, because answers take long and there are few slots.
         self._turns: RoundRobin[_Turn] = RoundRobin(width, reserved=0)
         self._others: deque[Future[None]] = deque()
         self._in_gap = False
         self._step_aside: Callable[[], object] | None = None
-        """Ends the background work in progress."""
+        """Interrupts the background work in progress."""
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for a slot, and take it."""
+        """Wait for a slot and hold it while the block runs."""
         mine = _Turn(current_owner())
         with self._guard:
             self._turns.join(mine.owner, mine)
@@ -284,7 +284,7 @@ class WaitingLine:
             self._leave(mine)
 
     async def in_gaps(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run this while no turn is running, as often as it takes to complete it."""
+        """Run this while no turn is running, restarting it whenever a turn interrupts it."""
         patience = anyio.current_time() + self._patience_seconds
         while (left := patience - anyio.current_time()) > 0:
             with anyio.move_on_after(left) as waiting:
@@ -306,7 +306,7 @@ class WaitingLine:
         try:
             with self._guard:
                 self._step_aside = lambda: loop.call_soon_threadsafe(scope.cancel)
-                if self._turns.is_busy:  # a turn came before this one knew that it was its time
+                if self._turns.is_busy:  # a turn began before this code ran
                     scope.cancel()
             yield scope
         finally:
@@ -332,7 +332,7 @@ class WaitingLine:
 
 
 def _grant(waiting: Future[None]) -> bool:
-    """Let a caller go ahead; False if it no longer waits."""
+    """Let a caller continue; return False if the caller no longer waits."""
     if not waiting.set_running_or_notify_cancel():
         return False
     waiting.set_result(None)
@@ -343,7 +343,7 @@ async def _granted(mine: Future[None], give_back: Callable[[], None]) -> None:
     try:
         await asyncio.wrap_future(mine)
     except BaseException:
-        if not mine.cancel():  # it was granted just before
+        if not mine.cancel():  # granted just before the cancellation
             give_back()
         raise
 
@@ -354,11 +354,11 @@ HEALTH_SECONDS = 30
 
 
 class ModelEnded(NoConnection):
-    """The model's process is gone, and the answer with it."""
+    """The model's process has ended, and its answer is lost."""
 
 
 class ModelServer:
-    """One process, and the requests made to it while it lives."""
+    """One process, and the requests sent to it."""
 
     def __init__(
         self,
@@ -367,7 +367,7 @@ class ModelServer:
         start_timeout_seconds: float,
         client: Mapping[str, Any],
     ) -> None:
-        """`client` holds the arguments for the client."""
+        """`client` contains additional arguments for `OpenAIProvider`."""
         self.process = _loaded_ahead(order) or ModelProcess(order)
         self._order = order = self.process.order
         self._start_timeout_seconds = start_timeout_seconds
@@ -379,7 +379,7 @@ class ModelServer:
         self._is_loaded = False
 
     async def ready(self) -> Report:
-        """Wait until it is ready; returns what it can do, or raises `ProviderError`."""
+        """Wait until the model is ready; return its abilities, or raise `ProviderError`."""
         with anyio.move_on_after(self._start_timeout_seconds):
             report = await self.process.ready()
             self._tell_loaded(report)
@@ -397,19 +397,19 @@ class ModelServer:
         tools: Sequence[ToolSpec] | None,
         on_text: OnText | None,
     ) -> Reply:
-        """Answer; raises `ModelEnded` if its process is gone."""
+        """Answer; raises `ModelEnded` if the process has ended."""
         report = await self.ready()
         if self._client is None:
             self._client = self._make_client(base_url=f"{report.address}/v1")
         may_call = tools if report.calls_tools else None
-        # Always a stream, of its progress too: only where it writes does llama.cpp notice at once
-        # that nobody waits for the answer any more.
+        # Always stream, including the progress: llama.cpp notices that the client has gone only
+        # when it writes.
         hear = on_text or _nobody
         try:
             if not self.process.has_ended:
                 return await self._client.chat(messages=messages, tools=may_call, on_text=hear)
         except NoConnection:
-            # It also leaves a connection now and then that was to be used again.
+            # llama.cpp sometimes closes an idle connection that was about to be used.
             if await self._answers(report, "/health"):
                 raise
             await self.kill()
@@ -434,15 +434,15 @@ class ModelServer:
             )
 
     async def kill(self) -> None:
-        """End the process, if it has not ended by itself; returns when it is gone."""
+        """End the process if it is still running, and return once it has ended."""
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self.process.end_now)
             if self._client is not None:
                 await self._client.close()
 
     async def _answers(self, report: Report, path: str) -> bool:
-        """Whether it reports its health: `/health` at once, `/slots` if its work advances too."""
-        # Directly, as no proxy reaches this machine; and what it says is not read.
+        """Return whether the server is alive (`/health`), and its work advances too (`/slots`)."""
+        # Connect without a proxy, which can't reach this machine, and ignore the body.
         here = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {self._order.key}"},
             timeout=aiohttp.ClientTimeout(HEALTH_SECONDS),
@@ -457,7 +457,7 @@ class ModelServer:
 
 
 def _nobody(_: str) -> None:
-    """Discard the text: no one is listening."""
+    """Discard the text, because nobody is listening."""
 
 
 COMMAND = (sys.executable, "-P", "-m", "nanoloop.providers.local.child")
@@ -465,38 +465,38 @@ _KEEPS = (
     *("PYTHON*", "LD_LIBRARY_PATH", "DYLD_*", "XDG_*", "OMP_*", "GGML_*", "LLAMA_*"),
     *("CUDA_*", "NVIDIA_*", "HIP_*", "HSA_*", "ROC*", "GPU_*", "ONEAPI_*", "SYCL_*", "VK_*"),
 )
-"""Variables by which Python, llama.cpp and the drivers of graphics cards are set up."""
+"""The environment variables that configure Python, llama.cpp and graphics drivers."""
 LAST_LINES = 8
-"""How much of llama.cpp's own output is kept while it loads; after that, none is."""
+"""How many lines of llama.cpp's output are kept while it loads; none are kept later."""
 SHOWN = 200
 
 
 class ModelProcess:
-    """One process from start to end; it belongs to no event loop, and any loop may wait for it."""
+    """One process from start to end; it can be awaited from any event loop."""
 
     def __init__(self, order: Launch) -> None:
         self.order = order
-        """What it was told to run, and the key that it accepts."""
+        """The order for the process, including the key that it accepts."""
         self._ready: Future[Report] = Future()
-        self._ready.set_running_or_notify_cancel()  # who gives up waiting ends nobody else's
+        self._ready.set_running_or_notify_cancel()  # a caller that gives up must not affect others
         self._last_lines: deque[bytes] = deque(maxlen=LAST_LINES)
         self._process: subprocess.Popen[bytes] | None = None
         self._is_unwanted = False
         self.end = ""
-        """How it ended, once it has."""
-        # A thread of its own, for as long as it runs: Linux ends a child with the thread, not
-        # with the process, that started it.
+        """How the process ended; empty while it is running."""
+        # The thread must live as long as the process, because Linux ends the child with the thread
+        # that started it.
         self._keeper = threading.Thread(target=self._keep, name="local model", daemon=True)
         self._keeper.start()
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
+        """Whether the process has ended."""
         return not self._keeper.is_alive()
 
     @property
     def pid(self) -> int | None:
-        """Its process id, once it has one."""
+        """The process id, once the process has started."""
         return self._process.pid if self._process else None
 
     async def ready(self) -> Report:
@@ -507,7 +507,7 @@ class ModelProcess:
         return report
 
     def end_now(self) -> None:
-        """Kill it, and block until it is gone; it keeps nothing that could be lost."""
+        """Kill the process and block until it has ended; no data can be lost."""
         self._is_unwanted = True
         if self._process is not None:
             self._process.kill()
@@ -530,7 +530,7 @@ class ModelProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for us: the answer going on may be finished
+            start_new_session=True,  # so that Ctrl-C does not end a running answer
         ) as self._process:
             if self._is_unwanted:
                 self._process.kill()
@@ -540,9 +540,9 @@ class ModelProcess:
 
     def _send_order(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None  # noqa: S101 - it is a pipe
-        with suppress(BrokenPipeError):  # it has ended, and what it said tells why
+        with suppress(BrokenPipeError):  # it has ended; its output says why
             process.stdin.write(self.order.line())
-            process.stdin.flush()  # and it stays open: its end is the child's
+            process.stdin.flush()  # the pipe stays open; its end would end the child
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None  # noqa: S101 - it is a pipe
@@ -563,15 +563,15 @@ class ModelProcess:
 
 
 _ahead: dict[str, ModelProcess] = {}
-"""Processes that load a model before its provider is made, by the path of its file."""
+"""Processes that load a model before its provider is created, keyed by the file's path."""
 
 
 def _loaded_ahead(order: Launch) -> ModelProcess | None:
-    """The process that was started for this order; one started for another order is ended."""
+    """Return the process started for this order; end one that was started for another order."""
     process = _ahead.pop(order.path, None)
     if process is None or replace(process.order, key=order.key) == order:
         return process
-    process.end_now()  # there is seldom room for two
+    process.end_now()  # there is rarely room for two
     return None
 
 
