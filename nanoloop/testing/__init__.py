@@ -1,4 +1,4 @@
-"""Test helpers for users' own code: gates, faults, planted facts, and a check for losses.
+"""Test helpers for users' own code: gates, faults, planted facts, and a check for lost messages.
 
 report = await trial(my_summary_provider, facts=PlantedFacts())
 assert report.is_lossless

@@ -1,4 +1,4 @@
-"""Parts that fail or wait when a test says so."""
+"""Providers, stores and gates that fail or wait when a test says so."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Fault = Literal[
     "fine", "raises", "times_out", "bug", "empty", "tool_call", "cut_off", "too_long", "slow",
     "hangs",
 ]  # fmt: skip
-"""How a call goes: `slow` waits for the gate, `hangs` never ends, `bug` isn't a `ProviderError`."""
+"""The outcome of a call: `slow` waits for the gate, `hangs` never ends, `bug` is a RuntimeError."""
 
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 
 def seeded(seed: int, *, share: float = 0.3, kinds: Sequence[Fault] = FAULTS) -> Iterator[Fault]:
-    """Endless faults, the same ones for the same seed; `share` of the calls go wrong."""
+    """Yield faults forever, the same for the same seed; `share` of the calls fail."""
     chance = random.Random(seed)  # noqa: S311 - it has to be the same each time
     faults = [kind for kind in kinds if kind != "fine"]
     while True:
@@ -44,7 +44,7 @@ def seeded(seed: int, *, share: float = 0.3, kinds: Sequence[Fault] = FAULTS) ->
 
 
 class Faulty:
-    """Asks a provider, and makes each call go as planned; after the plan, all go well."""
+    """A provider whose calls fail as planned; after the plan, all calls succeed."""
 
     def __init__(
         self, provider: Provider, plan: Iterable[Fault] = (), *, gate: Gate | None = None
@@ -52,9 +52,9 @@ class Faulty:
         self._provider = provider
         self._plan = iter(plan)
         self.gate = gate or Gate()
-        """Where slow calls wait."""
+        """The gate at which slow calls wait."""
         self.calls: list[Fault] = []
-        """How each call so far went."""
+        """The outcomes of the calls so far."""
 
     async def chat(
         self,
@@ -64,7 +64,7 @@ class Faulty:
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Answer, or fail."""
+        """Answer, or fail as planned."""
         fault: Fault = next(self._plan, "fine")
         self.calls.append(fault)
         await self._before(fault)
@@ -105,20 +105,20 @@ def _spoiled(reply: Reply, fault: Fault, messages: Sequence[ChatMessage]) -> Rep
 
 
 SaveFault = Literal["fine", "before", "after"]
-"""How a save goes: `before` writes nothing, `after` writes all; both raise `StoreError`."""
+"""The outcome of a save: `before` and `after` raise `StoreError` before or after writing."""
 
 
 class FaultyStore:
-    """Passes everything on to a store, and makes each save go as planned."""
+    """A store whose saves fail as planned; all other calls are passed on."""
 
     def __init__(self, store: Store, plan: Iterable[SaveFault] = ()) -> None:
         self._store = store
         self._plan = iter(plan)
         self.saves: list[SaveFault] = []
-        """How each save so far went."""
+        """The outcomes of the saves so far."""
 
     async def save(self, session: Session) -> None:
-        """Save, or fail; also raises what the store's own raises."""
+        """Save, or fail as planned; also raises the store's own errors."""
         fault: SaveFault = next(self._plan, "fine")
         self.saves.append(fault)
         if fault != "before":
@@ -127,73 +127,73 @@ class FaultyStore:
             raise StoreError(f"this save failed {fault} it wrote: the fault was injected by a test")
 
     async def create(self, **given: Any) -> Session:
-        """Like the store's."""
+        """Call the store's `create`."""
         return await self._store.create(**given)
 
     async def add(self, session: Session, *, replace: bool = False) -> None:
-        """Like the store's."""
+        """Call the store's `add`."""
         await self._store.add(session, replace=replace)
 
     async def get(self, session_id: str) -> Session:
-        """Like the store's."""
+        """Call the store's `get`."""
         return await self._store.get(session_id)
 
     async def load(self, session_id: str) -> Session:
-        """Like the store's."""
+        """Call the store's `load`."""
         return await self._store.load(session_id)
 
     async def revision(self, session_id: str) -> int:
-        """Like the store's."""
+        """Call the store's `revision`."""
         return await self._store.revision(session_id)
 
     async def entries(
         self, session_id: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
     ) -> list[Entry]:
-        """Like the store's."""
+        """Call the store's `entries`."""
         return await self._store.entries(session_id, after=after, upto=upto, limit=limit)
 
     def list(self) -> AsyncIterator[SessionInfo]:
-        """Like the store's."""
+        """Call the store's `list`."""
         return self._store.list()
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
-        """Like the store's."""
+        """Call the store's `erase`."""
         await self._store.erase(session, seqs)
 
     async def delete(self, session_id: str) -> None:
-        """Like the store's."""
+        """Call the store's `delete`."""
         await self._store.delete(session_id)
 
     async def delete_expired(self) -> int:
-        """Like the store's."""
+        """Call the store's `delete_expired`."""
         return await self._store.delete_expired()
 
     async def has_heard(self, chat: str, message_id: str) -> bool:
-        """Like the store's."""
+        """Call the store's `has_heard`."""
         return await self._store.has_heard(chat, message_id)
 
     def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
-        """Like the store's."""
+        """Call the store's `owing`."""
         return self._store.owing(pending=pending)
 
     async def beat(self, node: Node) -> Sequence[Node]:
-        """Like the store's."""
+        """Call the store's `beat`."""
         return await self._store.beat(node)
 
     async def leave(self, node_id: str) -> None:
-        """Like the store's."""
+        """Call the store's `leave`."""
         await self._store.leave(node_id)
 
     async def bind(self, key: str, session_id: str) -> None:
-        """Like the store's."""
+        """Call the store's `bind`."""
         await self._store.bind(key, session_id)
 
     async def bound(self, key: str) -> str | None:
-        """Like the store's."""
+        """Call the store's `bound`."""
         return await self._store.bound(key)
 
     async def close(self) -> None:
-        """Like the store's."""
+        """Close the store."""
         await self._store.close()
 
 
@@ -205,7 +205,7 @@ class Gate:
         self._waiting: deque[anyio.Event] = deque()
         self._news = anyio.Event()
         self.count = 0
-        """How many callers have come so far, let through or not."""
+        """How many callers have arrived so far, whether let through or not."""
 
     @property
     def waiting(self) -> int:
@@ -213,7 +213,7 @@ class Gate:
         return len(self._waiting)
 
     async def passes(self) -> None:
-        """Wait until it is opened; returns at once if it is open."""
+        """Wait until the test lets this caller through; returns at once if the gate is open."""
         self.count += 1
         self._news.set()
         self._news = anyio.Event()
@@ -224,18 +224,18 @@ class Gate:
         try:
             await turn.wait()
         finally:
-            if turn in self._waiting:  # cancelled: it takes nobody's place
+            if turn in self._waiting:  # a cancelled caller gives up its place
                 self._waiting.remove(turn)
 
     async def reached(self, count: int = 1) -> None:
-        """Wait until this many callers have come."""
+        """Wait until this many callers have arrived."""
         while self.count < count:
             await self._news.wait()
 
     def open(self, count: int | None = None) -> int:
-        """Let this many waiting callers through; without a number, all of them and those to come.
+        """Let `count` waiting callers through; without `count`, all callers from now on.
 
-        Returns how many were let through.
+        Returns how many waiting callers were let through.
         """
         if count is None:
             self._is_open = True

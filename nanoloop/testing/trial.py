@@ -1,4 +1,4 @@
-"""How well summaries keep what was said: planted facts, looked for after the folds."""
+"""Measures how well summaries preserve facts that were planted in a conversation."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Trial:
 
     summary: str
     survival: float
-    """The share of facts that can be found in the summary."""
+    """The share of facts found in the summary."""
     in_prompt: float
-    """The share of facts that can be found in what the chat model would see next."""
+    """The share of facts found in the next prompt for the chat model."""
     coverage: Coverage
     calls: tuple[Finished, ...]
-    """What the summary model was handed, and what it said."""
+    """The calls to the summary model, with their inputs and answers."""
     committed: int
     failed: int
 
     @property
     def is_lossless(self) -> bool:
-        """Whether every message is in the window, pending, or both covered and handed over."""
+        """Whether every message is in the window, pending, or both covered and summarised."""
         handed = "\n".join(call.text for call in self.calls)
         texts = (entry.content.get("text") for entry in self.coverage.covered)
         return not self.coverage.violations and all(str(text or "") in handed for text in texts)
@@ -49,10 +49,10 @@ async def trial(
     seconds: float = 60,
     **settings: object,
 ) -> Trial:
-    """Hold the conversation with a window of `limit` messages, and summarise what leaves it.
+    """Hold the conversation with a window of `limit` messages, summarising those that leave it.
 
-    `provider` is the summary model, real or scripted; further settings are the `Summarizer`'s.
-    It waits for each summary, `seconds` at most, so that the outcome is the same each time.
+    `provider` is the summary model, real or scripted; other settings are passed to `Summarizer`.
+    Each summary is awaited for at most `seconds`, so that the outcome is always the same.
     """
     facts = facts or PlantedFacts()
     ledger, session, heard = HandedOver(provider), Session(), list[Event]()
@@ -80,20 +80,20 @@ async def trial(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Where each entry of a session's history is, and what is wrong with that."""
+    """Where each entry of a session's history is, with any inconsistencies."""
 
     log: tuple[Entry, ...]
     """The whole history, oldest first."""
     window: tuple[Entry, ...]
-    """What the model sees word for word."""
+    """The entries that the model sees verbatim."""
     pending: tuple[Entry, ...]
-    """What left the window and waits for its summary."""
+    """The entries that have left the window and await their summary."""
     covered: tuple[Entry, ...]
-    """What the summary stands for."""
+    """The entries that the summary covers."""
     left_out: tuple[Entry, ...]
     """Entries that a handler hides while older ones are shown; pending once those leave."""
     violations: tuple[str, ...]
-    """What is wrong, in words without anyone's text; empty if all is well."""
+    """The inconsistencies, described without any message text; empty if there are none."""
 
     def check(self) -> None:
         """Raise AssertionError with the violations, if there are any."""
@@ -102,7 +102,7 @@ class Coverage:
 
 
 async def coverage(store: Store, session_id: str) -> Coverage:
-    """The coverage of this session in the store, read whole and read as the loop does."""
+    """Return the coverage of a stored session, comparing all ways of reading it."""
     whole, light = await store.get(session_id), await store.load(session_id)
     listed = await store.entries(session_id)
     report = coverage_of(whole)
@@ -110,14 +110,14 @@ async def coverage(store: Store, session_id: str) -> Coverage:
     if _ids(light.window) != _ids(whole.window):
         wrong.append("the window differs between get and load")
     if light.pending_seq != whole.pending_seq or light.covered_seq != whole.covered_seq:
-        wrong.append("what is pending differs between get and load")
+        wrong.append("the pending entries differ between get and load")
     if _ids(listed) != _ids(report.log):
-        wrong.append(f"entries lists {len(listed)} of {len(report.log)}")
+        wrong.append(f"`entries` returns {len(listed)} of {len(report.log)} entries")
     return replace(report, violations=tuple(wrong))
 
 
 def coverage_of(session: Session) -> Coverage:
-    """The same for a session in memory; raises `HistoryNotLoaded` if it has only its window."""
+    """Return the coverage of a session in memory; raises `HistoryNotLoaded` without its history."""
     log = tuple(sorted(session.history(), key=lambda entry: entry.seq))
     shown = {entry.seq for entry in session.window}
     left = [entry for entry in log if entry.seq not in shown]
@@ -141,7 +141,7 @@ def _violations(session: Session, report: Coverage) -> Iterable[str]:
     if twice:
         yield f"entries {sorted(twice)} are pending and covered"
     if _seqs(session.pending) != _seqs(report.pending):
-        yield "what the session hands to its summariser is not what is pending"
+        yield "the entries that the session gives its summariser are not the pending ones"
     if len(report.log) != session.entry_count:
         yield f"{len(report.log)} entries in the log, {session.entry_count} counted"
     oldest = min((entry.seq for entry in report.window if entry.seq), default=None)
@@ -166,7 +166,7 @@ def _order(report: Coverage) -> Iterable[str]:
 
 
 def pair_violations(messages: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """What is wrong with calls and results in a request: a result must directly follow its call."""
+    """Yield errors in the order of tool calls and results: each result must follow its call."""
     waiting: list[str] = []
     for number, message in enumerate(messages):
         if message.get("role") == "tool":
@@ -191,19 +191,19 @@ def _seqs(entries: Iterable[Entry]) -> set[int]:
 
 
 Exchange = tuple[str, str]
-"""What the user said and what was answered."""
+"""A user's message and the answer to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """One thing the user says, and the words of it that must not get lost."""
+    """One thing that the user says, with the words that must not get lost."""
 
     said: str
     signs: tuple[str, ...]
     """The fact has survived if all of these are found, ignoring case."""
 
     def is_in(self, text: str) -> bool:
-        """Whether it can be found in this text."""
+        """Return whether this text contains the fact."""
         folded = text.casefold()
         return all(sign.casefold() in folded for sign in self.signs)
 
@@ -227,13 +227,13 @@ SMALL_TALK = (
 
 
 class PlantedFacts:
-    """Facts for a conversation, and a score of which survive."""
+    """Facts to plant in a conversation, and a score of how many survive."""
 
     def __init__(self, facts: Sequence[Fact] = SOME_FACTS) -> None:
         self.facts = tuple(facts)
 
     def conversation(self, exchanges: int = 40, *, within: float = 0.5) -> list[Exchange]:
-        """This many exchanges of small talk, with the facts spread over the first part of them."""
+        """Return this many exchanges of small talk, with the facts spread over the first part."""
         talk = [SMALL_TALK[number % len(SMALL_TALK)] for number in range(exchanges)]
         room = max(len(self.facts), int(exchanges * within))
         for number, fact in enumerate(self.facts):
@@ -242,33 +242,33 @@ class PlantedFacts:
         return talk
 
     def surviving(self, text: str) -> tuple[Fact, ...]:
-        """The facts that can be found in this text."""
+        """Return the facts found in this text."""
         return tuple(fact for fact in self.facts if fact.is_in(text))
 
     def survival(self, text: str) -> float:
-        """The share of facts that can be found in this text, from 0 to 1."""
+        """Return the share of facts found in this text, from 0 to 1."""
         return len(self.surviving(text)) / len(self.facts) if self.facts else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """One call that returned: what it was handed, as text, and what it said."""
+    """A completed call: its input as text, and its reply."""
 
     begun: int
-    """How many calls had begun before it."""
+    """How many calls had started before this one."""
     text: str
     reply: Reply
 
 
 class HandedOver:
-    """Passes calls on to a provider, and notes those that returned."""
+    """Passes calls on to a provider, and records those that returned."""
 
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
         self.begun = 0
-        """Calls so far, including those that never return."""
+        """The number of calls so far, including those that never return."""
         self.finished: list[Finished] = []
-        """Calls that returned, in the order in which they did."""
+        """The calls that returned, in the order in which they did."""
 
     async def chat(
         self,
@@ -278,9 +278,9 @@ class HandedOver:
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Ask the provider; raises what it raises, in which case nothing is noted."""
+        """Ask the provider; raises the provider's errors, in which case nothing is recorded."""
         begun, self.begun = self.begun, self.begun + 1
-        # Read before the call: a list that changes meanwhile was not handed over.
+        # Read before the call, because the list may change during the call.
         text = "\n".join(plain_text(message.get("content")) for message in messages)
         reply = await self._provider.chat(
             messages=messages, tools=tools, model=model, on_text=on_text
@@ -293,5 +293,5 @@ class HandedOver:
         await self._provider.close()
 
     def has(self, text: str) -> bool:
-        """Whether a call that returned was handed this text."""
+        """Return whether any completed call contained this text."""
         return any(text in call.text for call in self.finished)

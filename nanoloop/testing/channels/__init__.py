@@ -1,4 +1,4 @@
-"""Tests of what every chat platform's channel promises: one suite, for ours and for yours.
+"""A test suite for the channel of any chat platform, including your own.
 
 class TestMyPlatform(ChannelSuite):
     @pytest.fixture
@@ -26,4 +26,4 @@ __all__ = [
 
 
 class ChannelSuite(ComingIn, GoingOut, WhoMayTalk, StayingUp):
-    """The whole suite; a test that needs what a stage can't do is skipped."""
+    """The whole suite; tests that need a skill which the stage lacks are skipped."""

@@ -1,4 +1,4 @@
-"""A chat platform in memory, with faults."""
+"""A fake chat platform in memory, which can inject faults."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class FakePlatform:
         return await self._chats.take_post(place, text, reply_to, id)
 
     def rendered(self, markdown: str) -> str | None:
-        """The text with bold marks in this platform's format."""
+        """Convert bold text to this platform's format."""
         return markdown.replace("**", "*")
 
 
@@ -82,13 +82,13 @@ class Message:
     text: str
     reply_to: str | None = None
     versions: int = 1
-    """How many times it was posted or edited."""
+    """How many times the message was posted or edited."""
     formatted: bool = False
 
 
 @dataclass(slots=True)
 class _Faults:
-    """The faults that happen next."""
+    """The faults to inject next."""
 
     refused: bool = False
     lost: int = 0
@@ -99,7 +99,7 @@ class _Faults:
 
 
 class FakeChats:
-    """The platform's side, a `Stage`: its chats outlive any bot, and it can disrupt bots."""
+    """The platform's side, a `Stage`: its chats outlive every bot, and it can inject faults."""
 
     name = "fake"
 
@@ -107,7 +107,7 @@ class FakeChats:
         """With `knows_ids`, a message posted again under the same id is shown only once."""
         self.limits = limits
         self.typing: list[str] = []
-        """Chats in which typing was shown."""
+        """The chats in which typing was shown."""
         self.uploads: list[Upload] = []
         self.calls = 0
         """The number of posts and edits so far, including failed ones."""
@@ -123,19 +123,19 @@ class FakeChats:
 
     skills: frozenset[Skill] = frozenset(get_args(Skill))
     group = "group"
-    """Chats whose ids begin with this are groups."""
+    """The prefix of the ids of groups."""
 
     def platform(self) -> FakePlatform:
-        """A connection for a bot, which needs a new one each time it starts."""
+        """Return a connection for a bot, which needs a new one each time it starts."""
         return FakePlatform(self)
 
     async def people(self, count: int) -> Sequence[tuple[str, str]]:
-        """This many private chats."""
+        """Return this many private chats, each with its person."""
         names = ["ann", "bob", *(f"person{number}" for number in range(2, count))]
         return [(f"with-{name}", name) for name in names[:count]]
 
     def naming(self, text: str) -> str:
-        """The text with a mention of the bot."""
+        """Return the text with a mention of the bot."""
         return f"{NAMED} {text}"
 
     # What people do
@@ -151,7 +151,7 @@ class FakeChats:
         thread: str = "",
         is_bot: bool = False,
     ) -> str:
-        """Say something in a chat; returns the message's id."""
+        """Send a message to a chat as this person; return the message's id."""
         message = self._show(chat, sender, text, reply_to)
         event = replace(
             self._event(chat, message),
@@ -195,18 +195,18 @@ class FakeChats:
         self._tell(self._events[-1])
 
     async def shown(self, chat: str) -> Sequence[VisibleMessage]:
-        """The messages visible in a chat now, oldest first."""
+        """Return the messages that are visible in a chat, oldest first."""
         return [
             VisibleMessage(id=m.id, text=m.text, is_bots=m.sender == BOT, reply_to=m.reply_to)
             for m in self._chats[chat].values()
         ]
 
     async def typed(self, chat: str) -> bool:
-        """Whether typing was shown there."""
+        """Return whether typing was shown in a chat."""
         return chat in self.typing
 
     def messages(self, chat: str) -> list[Message]:
-        """All messages in a chat, oldest first."""
+        """Return all messages in a chat, oldest first."""
         return [*self._chats[chat].values()]
 
     # What the platform does to a bot
@@ -217,11 +217,11 @@ class FakeChats:
             cut.set()
 
     async def refuse_token(self) -> None:
-        """Reject the bot from now on."""
+        """Reject the bot's token from now on."""
         self._faults.refused = True
 
     async def lose(self, calls: int = 1, *, taken: bool = False) -> None:
-        """Lose the next posts and edits in transit, or the confirmation that they were accepted."""
+        """Lose the next posts and edits, or with `taken`, only the replies to them."""
         if taken:
             self._faults.unconfirmed = calls
         else:
@@ -236,7 +236,7 @@ class FakeChats:
         self._faults.formatting = True
 
     def heal(self) -> None:
-        """Make everything work again."""
+        """Stop injecting faults."""
         self._faults = _Faults()
 
     # What a bot does
@@ -316,7 +316,7 @@ class FakeChats:
             self._faults.unconfirmed -= 1
             raise SendLater("the network failed")
 
-    # Within
+    # Internals
 
     def _show(self, chat: str, sender: str, text: str, reply_to: str | None) -> Message:
         name = f"m{next(self._numbers)}"
@@ -335,7 +335,7 @@ class FakeChats:
         self._news.set()
 
     def _event(self, chat: str, message: Message) -> Heard:
-        """An event about this message."""
+        """Return an event about this message."""
         is_named = NAMED in message.text
         answered = self._chats[chat].get(message.reply_to or "")
         return Heard(

@@ -1,4 +1,4 @@
-"""A platform's stage, and a bot on it."""
+"""The interface to a platform under test, and a bot to run on it."""
 
 from __future__ import annotations
 
@@ -39,45 +39,45 @@ Skill = Literal[
     "token",
     "typing",
 ]
-"""What a stage may be able to do; each is a method or an argument of `Stage`."""
+"""The abilities that a stage may have; each is a method or an argument of `Stage`."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleMessage:
-    """A message as people see it now."""
+    """A message as people see it."""
 
     id: str
     text: str
-    """What it says, without the platform's markup if that is easy to remove."""
+    """The text that people see, without the platform's markup if that is easy to remove."""
     is_bots: bool
-    """Whether the bot under test said it."""
+    """Whether the bot under test sent the message."""
     reply_to: str | None = None
 
 
 class Stage(Protocol):
-    """The platform, real or a stand-in, with the people Ann and Bob and a bot."""
+    """A platform, real or fake, with a bot and the people Ann and Bob."""
 
     @property
     def skills(self) -> frozenset[Skill]:
-        """What can be done here; tests of anything else are skipped."""
+        """The stage's abilities; tests that need others are skipped."""
         ...
 
     @property
     def group(self) -> str:
-        """A chat with Ann, Bob and the bot."""
+        """The id of a chat with Ann, Bob and the bot."""
         ...
 
     def platform(self) -> Platform:
-        """A new connection for the same bot account: each start of a bot takes one."""
+        """Return a new connection for the same bot account; each start of a bot uses one."""
         ...
 
     async def people(self, count: int) -> Sequence[tuple[str, str]]:
-        """This many private chats, as (chat, sender); the first two are Ann's and Bob's."""
+        """Return this many private chats, as (chat, sender); the first two are Ann's and Bob's."""
         ...
 
     def naming(self, text: str) -> str:
-        """The text as it is written to mention the bot, such as `@bot text`."""
+        """Return the text as people write it to mention the bot, such as `@bot text`."""
         ...
 
     async def say(
@@ -91,11 +91,11 @@ class Stage(Protocol):
         thread: str = "",
         is_bot: bool = False,
     ) -> str:
-        """Say something as a person; returns the message's id as `Heard.id` has it."""
+        """Send a message as a person; return the message's id, as in `Heard.id`."""
         ...
 
     async def edit(self, chat: str, message: str, text: str, *, sender: str) -> None:
-        """Change a person's message to this text."""
+        """Change the text of a person's message."""
         ...
 
     async def delete(self, chat: str, message: str, *, sender: str) -> None:
@@ -107,38 +107,38 @@ class Stage(Protocol):
         ...
 
     async def shown(self, chat: str) -> Sequence[VisibleMessage]:
-        """The messages now visible in the chat, oldest first."""
+        """Return the messages that are visible in the chat, oldest first."""
         ...
 
     async def typed(self, chat: str) -> bool:
-        """Whether a typing indicator was shown there."""
+        """Return whether a typing indicator was shown in the chat."""
         ...
 
     async def cut(self) -> None:
-        """Cut the bot's connection; a new one works."""
+        """Cut the bot's connection; a new connection works."""
         ...
 
     async def limit(self, calls: int, *, seconds: float) -> None:
-        """Answer the bot's next posts and edits with "too many", and this retry-after."""
+        """Refuse the bot's next posts and edits as too many, with this retry-after."""
         ...
 
     async def lose(self, calls: int, *, taken: bool) -> None:
-        """Make the bot's next posts fail; if `taken`, only after the platform accepted them."""
+        """Make the bot's next posts fail; with `taken`, only after the platform accepted them."""
         ...
 
     async def refuse_formatting(self) -> None:
-        """Accept only plain text."""
+        """Accept only plain text from now on."""
         ...
 
     async def refuse_token(self) -> None:
-        """Reject the bot from now on."""
+        """Reject the bot's token from now on."""
         ...
 
 
 async def comes_to(
     look: Callable[[], Awaitable[T]], wanted: T | Callable[[T], bool], *, seconds: float = 20
 ) -> T:
-    """Look until this is what it finds; raises an AssertionError with what it found last."""
+    """Call `look` until it returns this; raises AssertionError with the last result otherwise."""
     found = None
     with anyio.move_on_after(seconds):
         while True:
@@ -147,11 +147,11 @@ async def comes_to(
                 return found
             await anyio.sleep(0.005)
     aim = "what was wanted" if callable(wanted) else repr(wanted)
-    raise AssertionError(f"after {seconds} s it is {found!r}, not {aim}")
+    raise AssertionError(f"after {seconds} s the result is {found!r}, not {aim}")
 
 
 async def says(stage: Stage, chat: str, *wanted: str) -> None:
-    """Wait until the bot says exactly that in a chat, in that order."""
+    """Wait until the bot's messages in a chat are exactly these, in this order."""
 
     async def look() -> list[str]:
         return [shown.text for shown in await stage.shown(chat) if shown.is_bots]
@@ -160,7 +160,7 @@ async def says(stage: Stage, chat: str, *wanted: str) -> None:
 
 
 async def answers(stage: Stage, chat: str, count: int) -> list[str]:
-    """Wait until the bot has said this many things in a chat; returns them."""
+    """Wait until the bot has sent this many messages to a chat, and return them."""
 
     async def look() -> list[str]:
         return [shown.text for shown in await stage.shown(chat) if shown.is_bots]
@@ -169,33 +169,33 @@ async def answers(stage: Stage, chat: str, count: int) -> list[str]:
 
 
 def needs(stage: Stage, *skills: Skill) -> None:
-    """Skip the test where the stage can't do that."""
+    """Skip the test if the stage lacks one of these skills."""
     if missing := sorted({*skills} - stage.skills):
         raise SkipTest(f"the stage can't do {', '.join(missing)}")
 
 
 def check(so: object, otherwise: str) -> None:
-    """Raise an AssertionError that says what is wrong, unless all is well."""
+    """Raise AssertionError with this text unless the condition holds."""
     if not so:
         raise AssertionError(otherwise)
 
 
 def open_to_all(**said: Any) -> PlatformSettings:
-    """Settings that let everyone talk as much as they like, unless overridden here."""
+    """Return settings that let everyone talk without limits, except as given here."""
     return PlatformSettings(**{"users": ("*",), "per_minute": 100_000, **said})
 
 
 _HASTE = 100
-"""How many times shorter pauses are than in real life."""
+"""The factor by which pauses are shortened."""
 
 
 async def hurry(seconds: float) -> None:
-    """Sleep for only a fraction of that time."""
+    """Sleep for only a fraction of this time."""
     await anyio.sleep(seconds / _HASTE)
 
 
 class Bot:
-    """Serves one platform while entered; leaving it kills the bot instantly."""
+    """Serves one platform inside `async with`; leaving the block kills the bot at once."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class Bot:
         transcriber: Transcriber | None = None,
         sleep: Callable[[float], Awaitable[None]] = hurry,
     ) -> None:
-        """Without rules it is open to all."""
+        """Without `rules`, everyone may talk to the bot."""
         self.events: list[Event] = []
         """The events so far."""
         self.provider = provider or ScriptedProvider()
@@ -243,7 +243,7 @@ class Bot:
     async def __aexit__(self, *exc: object) -> None:
         self._group.cancel_scope.cancel()
         try:
-            # A test's own failure goes on as it is, in no group.
+            # A test's own failure must not be wrapped in an exception group.
             is_cancelled = exc[1] is not None and not isinstance(exc[1], Exception)
             await self._group.__aexit__(*(exc if is_cancelled else (None, None, None)))  # type: ignore[arg-type]
         finally:

@@ -1,4 +1,4 @@
-"""What every channel must do, as tests to inherit."""
+"""Tests of what every channel must do, to inherit from."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from nanoloop.testing.channels.stage import (
 
 
 class ComingIn:
-    """The first part of the suite."""
+    """The first part of the suite: incoming messages."""
 
     async def test_a_message_is_answered(self, stage: Stage, tmp_path: Path) -> None:
-        """In its chat, and nowhere else."""
+        """The answer appears in the message's chat and nowhere else."""
         (chat, ann), (other, _) = await stage.people(2)
         async with Bot(stage.platform(), tmp_path):
             await stage.say(chat, "hello", sender=ann)
@@ -44,7 +44,7 @@ class ComingIn:
     async def test_what_was_said_while_it_was_down_is_answered(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """In the order in which the messages were sent."""
+        """The messages are answered in the order in which they were sent."""
         chat, ann = (await stage.people(1))[0]
         async with Bot(stage.platform(), tmp_path):
             await stage.say(chat, "one", sender=ann)
@@ -57,7 +57,7 @@ class ComingIn:
     async def test_a_message_that_is_delivered_twice_is_answered_once(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """A further message shows that nothing else was on its way."""
+        """Another message proves that no second answer was on its way."""
         needs(stage, "repeat")
         chat, ann = (await stage.people(1))[0]
         async with Bot(stage.platform(), tmp_path):
@@ -71,7 +71,7 @@ class ComingIn:
     async def test_messages_during_an_answer_wait_in_order(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """None is lost, and none comes too early."""
+        """No message is lost or answered too early."""
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider(held=True)
         async with Bot(stage.platform(), tmp_path, provider=provider):
@@ -82,7 +82,7 @@ class ComingIn:
             await says(stage, chat, "You said: one", "You said: two", "You said: three")
 
     async def test_a_burst_becomes_one_turn(self, stage: Stage, tmp_path: Path) -> None:
-        """The turn contains everything that was said."""
+        """The turn contains all messages of the burst."""
         chat, ann = (await stage.people(1))[0]
         rules = open_to_all(burst_seconds=0.3)
         provider = ScriptedProvider(otherwise="all at once")
@@ -114,7 +114,7 @@ class ComingIn:
     async def test_an_edit_that_changes_nothing_is_passed_over(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """Platforms report such edits, for example when a link gets its picture."""
+        """Platforms report such edits, for example when a link preview is added."""
         needs(stage, "edit")
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider()
@@ -130,7 +130,7 @@ class ComingIn:
     async def test_a_message_that_is_taken_back_is_not_answered(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """While it waits, and while its answer is being written."""
+        """This holds while the message waits and while its answer is being written."""
         needs(stage, "delete")
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider(held=True)
@@ -147,7 +147,7 @@ class ComingIn:
             await says(stage, chat, "You said: three")
 
     async def test_a_file_is_a_part_of_its_message(self, stage: Stage, tmp_path: Path) -> None:
-        """The model is told about it."""
+        """The model is told about the file."""
         needs(stage, "files")
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider(otherwise="seen")
@@ -169,16 +169,16 @@ async def waits(bot: Bot, chat: str, count: int) -> None:
 
 
 class Growing:
-    """A model that says some words, waits for the test, and then ends with other words."""
+    """A model that streams some words, waits for the test, and then gives another answer."""
 
     def __init__(self, words: str, *finals: str | Exception) -> None:
         self._words = words
         self._finals = [*finals]
         self.goes_on = anyio.Event()
-        """Set by the test."""
+        """Set by the test to let the model continue."""
 
     async def chat(self, *, on_text: OnText | None = None, **_: Any) -> Reply:
-        """Say the words, then the next final text."""
+        """Stream the words, wait, and return the next final text."""
         if on_text is not None:
             on_text(self._words)
         await self.goes_on.wait()
@@ -188,14 +188,14 @@ class Growing:
         return Reply(text=final)
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class GoingOut:
-    """The second part of the suite."""
+    """The second part of the suite: answers."""
 
     async def test_an_answer_grows_in_one_message(self, stage: Stage, tmp_path: Path) -> None:
-        """It begins early, and ends as the final text."""
+        """The message appears early and ends with the final text."""
         chat, ann = (await stage.people(1))[0]
         provider = Growing("a long beginning of words", "the end")
         async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
@@ -206,7 +206,7 @@ class GoingOut:
             await says(stage, chat, "the end")
 
     async def test_a_failure_leaves_no_half_answer(self, stage: Stage, tmp_path: Path) -> None:
-        """The part that was already shown becomes the apology."""
+        """The part that was already shown is replaced by the apology."""
         chat, ann = (await stage.people(1))[0]
         provider = Growing("half an", ProviderError("no more words"))
         async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
@@ -223,7 +223,7 @@ class GoingOut:
     async def test_a_long_answer_is_split_and_nothing_of_it_is_lost(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """The messages are in order, each as long as the platform allows."""
+        """The messages are in order and no longer than the platform allows."""
         chat, ann = (await stage.people(1))[0]
         limits = stage.platform().limits
         words = [f"word{number}" for number in range(limits.text // 3)]
@@ -234,13 +234,16 @@ class GoingOut:
                 lambda: bots(stage, chat),
                 lambda parts: " ".join(part.text for part in parts).split() == words,
             )
-        check(len(parts) > 1, "it is one message")
-        check(all(limits.size(part.text) <= limits.text for part in parts), "one is too long")
+        check(len(parts) > 1, "the answer is a single message")
+        check(
+            all(limits.size(part.text) <= limits.text for part in parts),
+            "one of the messages is too long",
+        )
 
     async def test_an_answer_that_grows_beyond_one_message_goes_on_in_the_next(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """A final text that is short again leaves none of the extra messages behind."""
+        """If the final text is short again, the extra messages are deleted."""
         chat, ann = (await stage.people(1))[0]
         size = stage.platform().limits.text
         provider = Growing("word " * (size // 3), "short")
@@ -252,7 +255,7 @@ class GoingOut:
             await says(stage, chat, "short")
 
     async def test_a_rate_limit_only_delays(self, stage: Stage, tmp_path: Path) -> None:
-        """Everything arrives, once and in order."""
+        """All answers arrive once and in order."""
         needs(stage, "limit")
         chat, ann = (await stage.people(1))[0]
         async with Bot(stage.platform(), tmp_path):
@@ -264,7 +267,7 @@ class GoingOut:
     async def test_a_rate_limit_slows_an_answer_that_grows_and_spoils_nothing(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """The whole text has arrived in the end."""
+        """The complete text arrives in the end."""
         needs(stage, "limit")
         chat, ann = (await stage.people(1))[0]
         provider = Growing("a beginning", "the end")
@@ -277,7 +280,7 @@ class GoingOut:
     async def test_what_is_lost_on_the_way_is_sent_again(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """Parts that have already arrived are not sent again."""
+        """Messages that have already arrived are not sent again."""
         needs(stage, "lose")
         chat, ann = (await stage.people(1))[0]
         async with Bot(stage.platform(), tmp_path):
@@ -288,7 +291,7 @@ class GoingOut:
     async def test_what_was_taken_without_a_word_is_shown_once(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """If the platform recognises messages by an id of ours."""
+        """This requires a platform that recognises messages by the bot's ids."""
         needs(stage, "lose", "ids")
         chat, ann = (await stage.people(1))[0]
         async with Bot(stage.platform(), tmp_path):
@@ -301,7 +304,7 @@ class GoingOut:
     async def test_a_beginning_that_was_taken_without_a_word_becomes_the_whole(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """A message posted again under its id may already be there with older words."""
+        """A message posted again under its id may already be there with an older text."""
         needs(stage, "lose", "ids")
         chat, ann = (await stage.people(1))[0]
         provider = Growing("a beginning", "the end")
@@ -326,7 +329,7 @@ class GoingOut:
             await says(stage, chat, "some **bold** words")
 
     async def test_typing_is_shown(self, stage: Stage, tmp_path: Path) -> None:
-        """Until the answer arrives."""
+        """Typing is shown until the answer arrives."""
         needs(stage, "typing")
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider(held=True)
@@ -338,12 +341,12 @@ class GoingOut:
 
 
 async def bots(stage: Stage, chat: str) -> Sequence[VisibleMessage]:
-    """What the bot says in a chat."""
+    """Return the bot's messages in a chat."""
     return [shown for shown in await stage.shown(chat) if shown.is_bots]
 
 
 class StayingUp:
-    """The last part of the suite."""
+    """The last part of the suite: lost connections and restarts."""
 
     async def test_a_lost_connection_comes_back_and_nothing_is_missed(
         self, stage: Stage, tmp_path: Path
@@ -361,7 +364,7 @@ class StayingUp:
     async def test_a_connection_lost_during_an_answer_costs_nothing(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """It is sent over the next connection."""
+        """The answer is sent over the next connection."""
         needs(stage, "cut")
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider(held=True)
@@ -375,7 +378,7 @@ class StayingUp:
     async def test_a_bot_that_is_killed_during_an_answer_gives_it_after_its_start(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """Once, with no half answer left; messages waiting behind it are answered too."""
+        """It is given once, without the unfinished part; waiting messages are answered too."""
         chat, ann = (await stage.people(1))[0]
         first = Growing("half an ans")
         async with Bot(stage.platform(), tmp_path, provider=first) as bot:
@@ -390,7 +393,7 @@ class StayingUp:
     async def test_an_answer_that_could_not_be_sent_is_sent_after_a_restart(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """It is sent before anything that follows."""
+        """The answer is sent before anything that follows."""
         needs(stage, "lose")
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider(["the answer"])
@@ -420,15 +423,15 @@ class StayingUp:
     async def test_a_refused_token_is_told_with_what_to_do(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """Only once, and the bot continues with its other channels."""
+        """The refusal is reported once, and the bot continues with its other channels."""
         needs(stage, "token")
         await stage.refuse_token()
         async with Bot(stage.platform(), tmp_path) as bot:
             await comes_to(lambda: _happened(bot, "channel_refused"), wanted=True)
-            check(bot.channel.state.name == "refused", f"it is {bot.channel.state}")
+            check(bot.channel.state.name == "refused", f"the state is {bot.channel.state}")
         refusals = [event for event in bot.events if isinstance(event, ChannelRefused)]
-        check(len(refusals) == 1, f"there are {len(refusals)}")
-        check(refusals[0].reason, "it says nothing")
+        check(len(refusals) == 1, f"it was reported {len(refusals)} times")
+        check(refusals[0].reason, "the report gives no reason")
 
 
 async def _waiting(bot: Bot, chat: str) -> int:
@@ -440,36 +443,36 @@ async def _happened(bot: Bot, name: str) -> bool:
 
 
 class WhoMayTalk:
-    """The third part of the suite."""
+    """The third part of the suite: access."""
 
     async def test_a_stranger_gets_a_code_and_may_talk_once_it_is_approved(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """The model sees nothing before that."""
+        """Before that, the model receives nothing."""
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider()
         async with Bot(stage.platform(), tmp_path, provider=provider, rules=PlatformSettings()):
             await stage.say(chat, "hello", sender=ann)
             said = (await answers(stage, chat, 1))[0]
             code = re.search(r"[A-Z2-9]{8}", said)
-            check(code and not provider.count, f"it said {said}")
-            check(Pairing(tmp_path).approve(code[0] if code else ""), "the code is none")
+            check(code and not provider.count, f"the bot said {said}")
+            check(Pairing(tmp_path).approve(code[0] if code else ""), "the code is not valid")
             await stage.say(chat, "now", sender=ann)
             await says(stage, chat, said, "You said: now")
 
     async def test_an_allow_list_lets_in_whom_it_names(self, stage: Stage, tmp_path: Path) -> None:
-        """By the platform's id, and nobody else."""
+        """People are identified by the platform's id, and nobody else is let in."""
         (chat, ann), (other, bob) = await stage.people(2)
         rules = PlatformSettings(users=(ann,), pairing=False)
         async with Bot(stage.platform(), tmp_path, rules=rules):
             await stage.say(other, "hello", sender=bob)
             refused = await answers(stage, other, 1)
-            check(bob in refused[0], "he isn't told his id")
+            check(bob in refused[0], "Bob isn't told his id")
             await stage.say(chat, "hello", sender=ann)
             await says(stage, chat, "You said: hello")
 
     async def test_who_says_too_much_has_to_wait(self, stage: Stage, tmp_path: Path) -> None:
-        """Everything is kept until its time comes."""
+        """All messages are kept until their time comes."""
         chat, ann = (await stage.people(1))[0]
         provider, rules = ScriptedProvider(), open_to_all(per_minute=2)
         async with Bot(stage.platform(), tmp_path, provider=provider, rules=rules) as bot:
@@ -477,12 +480,15 @@ class WhoMayTalk:
                 await stage.say(chat, text, sender=ann)
             await comes_to(partial(_waiting, bot, chat), 2)
             await says(stage, chat, "You said: one", "You said: two")
-        check(len(provider.calls) == len(("one", "two")), f"it was asked {provider.count} times")
+        check(
+            len(provider.calls) == len(("one", "two")),
+            f"the model was asked {provider.count} times",
+        )
 
     async def test_a_group_is_answered_where_it_names_the_bot(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """The name is removed, and it is known who said what, including what was said before."""
+        """The mention is removed, and each message, including earlier ones, has its author."""
         needs(stage, "group")
         (_, ann), (_, bob) = await stage.people(2)
         provider = ScriptedProvider(otherwise="yes")
@@ -494,13 +500,16 @@ class WhoMayTalk:
         check(provider.count == 1, f"the model was asked {provider.count} times")
         said = re.findall(r"^\[(overheard from|from) .+ #(\w+)\] (.+)$", asked, re.MULTILINE)
         texts = [("overheard from", "it is late"), ("from", "is it?")]
-        check([(how, text) for how, _, text in said] == texts, f"it was asked {asked!r}")
-        check(len({handle for _, handle, _ in said}) == len(texts), "Ann and Bob are one person")
+        check([(how, text) for how, _, text in said] == texts, f"the model was asked {asked!r}")
+        check(
+            len({handle for _, handle, _ in said}) == len(texts),
+            "Ann and Bob are treated as one person",
+        )
 
     async def test_a_group_is_answered_where_it_answers_the_bot(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """The reply need not name the bot."""
+        """The reply need not mention the bot."""
         needs(stage, "group")
         (_, ann), _ = await stage.people(2)
         provider = ScriptedProvider(["yes", "no"])
@@ -514,7 +523,7 @@ class WhoMayTalk:
     async def test_a_group_can_be_answered_always_or_never(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """As the rules say, and a change takes effect at once."""
+        """The rules decide, and a change of them takes effect at once."""
         needs(stage, "group")
         (chat, ann), _ = await stage.people(2)
         provider = ScriptedProvider(otherwise="yes")
@@ -528,7 +537,7 @@ class WhoMayTalk:
             await says(stage, stage.group, "yes")
 
     async def test_only_an_operator_begins_a_group_anew(self, stage: Stage, tmp_path: Path) -> None:
-        """A command that changes nothing is open to everyone."""
+        """Everyone may use a command that changes nothing."""
         needs(stage, "group")
         (_, ann), (_, bob) = await stage.people(2)
         rules = open_to_all(operators=(ann,), groups="always")
@@ -541,7 +550,7 @@ class WhoMayTalk:
         check("new conversation" in said[1], f"Ann was told {said[1]!r}")
 
     async def test_a_bot_is_not_answered(self, stage: Stage, tmp_path: Path) -> None:
-        """However it talks."""
+        """Messages from bots are ignored, whatever they say."""
         needs(stage, "bots")
         chat, ann = (await stage.people(1))[0]
         async with Bot(stage.platform(), tmp_path):
@@ -552,7 +561,7 @@ class WhoMayTalk:
     async def test_a_thread_is_a_conversation_of_its_own(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """Unless the rules say otherwise."""
+        """The rules can let threads share the chat's conversation."""
         needs(stage, "threads")
         (_, ann), _ = await stage.people(2)
         provider = ScriptedProvider(otherwise="yes")
@@ -561,8 +570,14 @@ class WhoMayTalk:
             await provider.asked()
             await stage.say(stage.group, stage.naming("pears"), sender=ann, thread=first)
             await provider.asked(2)
-            check("apples" not in str(provider.calls[1].messages[1:]), "the thread knows the chat")
+            check(
+                "apples" not in str(provider.calls[1].messages[1:]),
+                "the thread contains the chat's messages",
+            )
             bot.channel.access.rules = open_to_all(threads="shared")
             await stage.say(stage.group, stage.naming("plums"), sender=ann, thread=first)
             await provider.asked(3)
-            check("apples" in str(provider.calls[2].messages[1:]), "the thread knows no chat")
+            check(
+                "apples" in str(provider.calls[2].messages[1:]),
+                "the thread lacks the chat's messages",
+            )

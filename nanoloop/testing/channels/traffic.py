@@ -1,4 +1,4 @@
-"""A day of traffic with faults switched on and off, and a final ledger of it."""
+"""Simulates a day of traffic with intermittent faults, and records the outcome."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from nanoloop.protocols import OnText, Reply
 from nanoloop.testing.channels.stage import Bot, Stage, comes_to
 
 UNANSWERED = 10
-"""How many messages of a chat may be unanswered before it says more."""
+"""How many of a chat's messages may be unanswered before it stops sending more."""
 _FAULT = 0.03
-"""The probability of a fault, for each message."""
+"""The probability of a fault per message."""
 _SLOW, _SLOW_SECONDS = 0.1, 0.4
-"""How often an answer takes time, so that it is seen growing, and how long it takes."""
+"""How often an answer is slow, so that it is seen growing, and how long it takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficRecord:
-    """The outcome of everything that was said."""
+    """The outcome of all messages."""
 
     said: int
     answered: int
     faults: int
     starts: int
     lost: tuple[str, ...]
-    """Messages that have no answer."""
+    """Expected answers that never arrived."""
     doubled: tuple[str, ...]
-    """Messages that have more than one."""
+    """Answers that arrived more than once."""
     disordered: tuple[str, ...]
-    """Chats whose answers don't come in the order of their messages."""
+    """Chats whose answers are not in the order of their messages."""
     odd: tuple[str, ...]
-    """What the bot said without being asked, half an answer for example."""
+    """Texts that the bot sent unexpectedly, such as half an answer."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether each message has its answer, once, in order, and nothing else was said."""
+        """Whether each message has exactly one answer, in order, and the bot sent nothing else."""
         return not (self.lost or self.doubled or self.disordered or self.odd)
 
 
@@ -58,10 +58,10 @@ async def day(
     seconds: float = 60,
     **bot: Any,
 ) -> TrafficRecord:
-    """Let people talk to a bot that is killed this often, on a platform that fails now and then.
+    """Let people talk to a bot that is restarted while the platform fails now and then.
 
-    `seconds` is how long the last answers may take once nothing fails any more; the arguments of
-    a `Bot` can be given too.
+    `seconds` is how long the last answers may take once the faults have ended; other arguments are
+    passed to `Bot`.
     """
     talk = _Talk(stage, Random(seed), await stage.people(chats))  # noqa: S311 - no secret
     for start in range(restarts + 1):
@@ -75,7 +75,7 @@ async def day(
 
 
 class _Talk:
-    """What people say, and what goes wrong meanwhile."""
+    """The messages that people send, and the faults that happen meanwhile."""
 
     def __init__(self, stage: Stage, random: Random, people: Sequence[tuple[str, str]]) -> None:
         self._stage = stage
@@ -86,7 +86,7 @@ class _Talk:
         self._faults = 0
 
     async def go_on(self, messages: int) -> None:
-        """Send this many more messages, in any of the chats."""
+        """Send this many more messages, each to a random chat."""
         for _ in range(messages):
             chat, sender = self._random.choice(self._people)
             if self._said[chat] - self._answered[chat] >= UNANSWERED:
@@ -104,7 +104,7 @@ class _Talk:
 
     async def _go_wrong(self) -> None:
         stage, some = self._stage, self._random.randint(1, 5)
-        # Names, looked up when one is drawn: a stage need not have what it can't do.
+        # Looked up by name only when chosen, because a stage may lack some methods.
         ways: dict[str, tuple[str, dict[str, Any]]] = {
             "cut": ("cut", {}),
             "repeat": ("repeat", {}),
@@ -119,7 +119,7 @@ class _Talk:
             await getattr(stage, name)(**given)
 
     async def heal(self) -> None:
-        """Let posts and edits work again."""
+        """End the faults, so that posts and edits work again."""
         if "lose" in self._stage.skills:
             await self._stage.lose(0, taken=False)
             await self._stage.lose(0, taken=True)
@@ -127,8 +127,8 @@ class _Talk:
             await self._stage.limit(0, seconds=0)
 
     async def settle(self, seconds: float) -> None:
-        """Wait until every chat has all its answers, for at most `seconds` each."""
-        with suppress(AssertionError):  # the ledger says what is missing
+        """Wait until every chat has all its answers, for at most `seconds` per chat."""
+        with suppress(AssertionError):  # the record shows which are missing
             for chat, _ in self._people:
                 wanted = {*self._wanted(chat)}
                 await comes_to(
@@ -138,7 +138,7 @@ class _Talk:
                 )
 
     async def ledger(self, *, starts: int) -> TrafficRecord:
-        """The record of what became of each message."""
+        """Return a record of the outcome."""
         found = {chat: await self._answers(chat) for chat, _ in self._people}
         wanted = {chat: self._wanted(chat) for chat in found}
         counts = Counter(answer for answers in found.values() for answer in answers)
@@ -162,7 +162,7 @@ class _Talk:
 
 
 class _Chatty:
-    """A model that repeats what it is told, at once or in pieces."""
+    """A model that repeats the user's message, at once or in pieces."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -170,7 +170,7 @@ class _Chatty:
     async def chat(
         self, *, messages: Sequence[Any], on_text: OnText | None = None, **_: Any
     ) -> Reply:
-        """Answer, after some time or at once."""
+        """Answer, sometimes after a delay."""
         text = f"You said: {messages[-1]['content']}"
         if self._random.random() < _SLOW:
             if on_text is not None:
@@ -181,7 +181,7 @@ class _Chatty:
         return Reply(text=text)
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing: there is nothing to close."""
 
 
 def _text(chat: str, number: int) -> str:

@@ -1,4 +1,4 @@
-"""What every store promises: one suite, for ours and for yours.
+"""A test suite for any store, including your own.
 
 class TestMyStore(StoreSuite):
     @pytest.fixture
@@ -7,13 +7,14 @@ class TestMyStore(StoreSuite):
         yield made
         await made.close()
 
-`clock()` is the time that the store uses; if a store can't be given a clock, a fixture `clock` that
-calls `pytest.skip` skips what needs it. The test run needs pytest and anyio's plugin for it.
+`clock()` returns the time that the store must use. If your store does not accept a clock, override
+the fixture `clock` with one that calls `pytest.skip`: the tests that need it are then skipped. The
+test run needs pytest and anyio's pytest plugin.
 """
 
 import pytest
 
-# Before the suite is loaded: its assertions then say what they found.
+# Registered before the import, so that failed assertions show their values.
 pytest.register_assert_rewrite(f"{__name__}.keeping", f"{__name__}.ending", f"{__name__}.owing")
 
 from nanoloop.testing.stores.ending import (  # noqa: E402 - as above
@@ -59,5 +60,5 @@ class StoreSuite(
 
     @pytest.fixture
     def clock(self) -> SetClock:
-        """The time that the store uses."""
+        """Return the clock that the store uses."""
         return SetClock()

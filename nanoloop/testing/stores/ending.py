@@ -1,4 +1,4 @@
-"""Tests of what ends in a store: erased entries, expired sessions, and racing writers."""
+"""Tests of erased entries, expired sessions, and concurrent writers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ WORDS = "the secret is xyzzy"
 
 
 class KnowingAll:
-    """The base of tests that look for words in everything stored."""
+    """The base class of tests that search everything stored for certain words."""
 
     def all_of(self, store: Store, folder: Path) -> str:
-        """Everything in the store, as text: by default, the contents of the test's folder."""
+        """Return everything stored, as text: by default, the contents of the test's folder."""
         return everything_in(folder)
 
 
 class ErasingEntries(KnowingAll):
-    """Tests that what is erased is gone from everything stored."""
+    """Tests that erased messages are gone from everything stored."""
 
     async def with_secret(self, store: Store, *, keep: int | None = None) -> Session:
         session = await store.create(id="s")
@@ -144,7 +144,7 @@ class ErasingEntries(KnowingAll):
 
 
 class ExpiringSessions:
-    """Tests of sessions with a time to live, on the test's own clock."""
+    """Tests of sessions with a time to live, using the test's clock."""
 
     async def test_it_is_strictly_after_the_moment(self, store: Store, clock: SetClock) -> None:
         session = await store.create(id="s", ttl=10)
@@ -198,7 +198,7 @@ class ExpiringSessions:
 
 
 class RacingWriters(KnowingAll):
-    """Tests of several writers at once."""
+    """Tests of several concurrent writers."""
 
     async def test_a_delete_in_the_middle_of_commits_leaves_nothing(self, store: Store) -> None:
         for _ in range(5):

@@ -1,4 +1,4 @@
-"""What a store keeps: sessions, their windows and histories, and which chat they belong to."""
+"""Tests of what a store keeps: sessions, windows, histories, and bindings of chats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nanoloop.testing.stores.stage import STRANGE, SetClock, infos, said, say, t
 
 
 class MakingSessions:
-    """What a session is, from its creation on."""
+    """Tests of creating and adding sessions."""
 
     async def test_a_session_without_an_id_gets_one(self, store: Store) -> None:
         made = await store.create()
@@ -113,7 +113,7 @@ class MakingSessions:
 
 
 class SavingSessions:
-    """What a commit stores, and who may make one."""
+    """Tests of saving sessions."""
 
     async def test_what_was_saved_is_there(self, store: Store) -> None:
         session = await said(store, 3)
@@ -230,7 +230,7 @@ class SavingSessions:
 
 
 class LoadingWindows:
-    """What is loaded with the window only, and what with the whole history."""
+    """Tests of loading a session with only its window, or with its whole history."""
 
     async def test_a_load_has_the_window_only(self, store: Store) -> None:
         await said(store, 30, keep=4)
@@ -297,7 +297,7 @@ class LoadingWindows:
 
 
 class ReadingEntries:
-    """Ranges of a history."""
+    """Tests of reading ranges of a history."""
 
     async def test_they_come_in_pages(self, store: Store) -> None:
         await said(store, 25, keep=2)
@@ -340,7 +340,7 @@ class ReadingEntries:
 
 
 class ListingSessions:
-    """All sessions at a glance."""
+    """Tests of listing sessions."""
 
     async def test_the_last_active_comes_first(self, store: Store, clock: SetClock) -> None:
         for name in ("a", "b", "c"):
@@ -370,7 +370,7 @@ class ListingSessions:
 
 
 class BindingKeys:
-    """Which session a chat is bound to."""
+    """Tests of binding chats to sessions."""
 
     @pytest.mark.parametrize("key", ["a", "A", "a:b", "a/b", "..", ".", "x" * 500, *STRANGE])
     async def test_a_key_means_what_it_was_last_bound_to(self, store: Store, key: str) -> None:

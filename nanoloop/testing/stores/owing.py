@@ -1,4 +1,4 @@
-"""What a store knows about the work to do: what is owed, what was taken, and who can do it."""
+"""Tests of pending work in a store: unanswered and unsent messages, and who processes them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from nanoloop.testing.stores.stage import SetClock, infos, say, texts
 from nanoloop.writing import SessionWriter, erased
 
 HEARD_SECONDS = 72 * 3600
-"""The minimum time for which a message is known."""
+"""The minimum time for which a store remembers a message."""
 
 
 async def owed(store: Store, *, pending: bool = False) -> dict[str, tuple[int, str]]:
-    """The sessions that owe something, with revision and the process that answers there."""
+    """Return the sessions with pending work, each with its revision and answering process."""
     return {each.id: (each.revision, each.by) async for each in store.owing(pending=pending)}
 
 
 async def both(store: Store) -> tuple[set[str], set[str]]:
-    """The sessions that owe something to their chat, and those that owe only a summary."""
+    """Return the sessions that owe their chat something, and those that owe only a summary."""
     chats, all_of_them = await owed(store), await owed(store, pending=True)
     assert chats.items() <= all_of_them.items()
     return set(chats), set(all_of_them) - set(chats)
 
 
 async def asked(store: Store, name: str = "s", text: str = "hi", **options: Any) -> Session:
-    """A session with a question that awaits its answer."""
+    """Create a session with a question that awaits its answer."""
     session = await store.create(id=name, **options)
     session.add_message("user", text)
     session.awaiting = session.last_seq
@@ -41,7 +41,7 @@ async def asked(store: Store, name: str = "s", text: str = "hi", **options: Any)
 
 
 async def took(store: Store, name: str, *messages: str, chat: str = "chat") -> Session:
-    """A session that took these messages."""
+    """Create a session that has received these messages."""
     session = await store.create(id=name)
     for message in messages:
         session.add_message("user", message)
@@ -51,23 +51,23 @@ async def took(store: Store, name: str, *messages: str, chat: str = "chat") -> S
 
 
 def again(session: Session, message: str, chat: str = "chat") -> None:
-    """Have a session take a message that was taken before."""
+    """Deliver a message to a session once more."""
     session.add_message("user", "again")
     session.hear(chat, message)
 
 
 async def entries(store: Store, name: str = "s") -> list[str]:
-    """The texts in a session's history."""
+    """Return the texts in a session's history."""
     return texts(await store.entries(name))
 
 
 async def held(store: Store, node: Node) -> frozenset[str]:
-    """The accounts that this process gets, of those it wants to hold."""
+    """Return the accounts that this process is granted, of those that it wants."""
     return next(each.holds for each in await store.beat(node) if each.id == node.id)
 
 
 class KeepingQueues:
-    """What waits in a session, and what it has to send."""
+    """Tests of waiting messages and unsent answers."""
 
     async def test_what_waits_and_what_is_unsent_comes_back(self, store: Store) -> None:
         session = await store.create(id="s")
@@ -95,7 +95,7 @@ class KeepingQueues:
 
 
 class TellingOwed:
-    """Which sessions owe something."""
+    """Tests of which sessions have pending work."""
 
     async def test_one_that_owes_nothing_is_not_among_them(self, store: Store) -> None:
         session = await store.create(id="s")
@@ -224,7 +224,7 @@ class TellingOwed:
 
 
 class HoldingAccounts:
-    """Which processes are alive, and what each holds."""
+    """Tests of which processes are alive and which accounts each holds."""
 
     async def test_of_two_that_want_one_account_one_gets_it(self, store: Store) -> None:
         got: dict[str, frozenset[str]] = {}
@@ -249,7 +249,7 @@ class HoldingAccounts:
 
 
 class RememberingMessages:
-    """Which messages were taken, in whatever session of their chat."""
+    """Tests of which messages were received, in any session of their chat."""
 
     async def test_it_is_known_by_its_chat_and_its_id_once_it_is_durable(
         self, store: Store

@@ -1,4 +1,4 @@
-"""What the store test suite works with: a clock that it sets, and some sessions."""
+"""Helpers for the store's test suite: a clock that tests set, and some sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 
 STRANGE = ("🙂 żółć 漢字", "\ud800 half", "a\u2028b\u0085c", "nul\x00nul", "line\nline\r\n", "")
-"""Texts that a store has to return unchanged."""
+"""Texts that a store must return unchanged."""
 
 
 class SetClock:
@@ -21,22 +21,22 @@ class SetClock:
         self.now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 
     def __call__(self) -> datetime:
-        """The time that it was set to."""
+        """Return the time that the test has set."""
         return self.now
 
     def advance(self, seconds: float) -> None:
-        """Let this many seconds pass."""
+        """Move the clock forward by this many seconds."""
         self.now += timedelta(seconds=seconds)
 
 
 def say(session: Session, count: int, *, text: str = "message") -> None:
-    """Add this many messages, from people and the model in turn."""
+    """Add this many messages, alternately from the user and the model."""
     for number in range(count):
         session.add_message("assistant" if number % 2 else "user", f"{text} {number}")
 
 
 async def said(store: Store, count: int, *, keep: int | None = None) -> Session:
-    """A session with this many messages, of which the window shows the last `keep`."""
+    """Create a session with this many messages, with the last `keep` in its window."""
     session = await store.create(id="s")
     say(session, count)
     if keep is not None:
@@ -46,16 +46,16 @@ async def said(store: Store, count: int, *, keep: int | None = None) -> Session:
 
 
 def texts(entries: Iterable[Entry]) -> list[str]:
-    """What these entries say."""
+    """Return the texts of these entries."""
     return [entry.content["text"] for entry in entries]
 
 
 async def infos(store: Store) -> list[SessionInfo]:
-    """All sessions at a glance."""
+    """Return information about all sessions."""
     return [info async for info in store.list()]
 
 
 def everything_in(folder: Path) -> str:
-    """Everything in a folder and below it, as text."""
+    """Return the contents of all files in a folder and below, as text."""
     files = [path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()]
     return "\n".join(files)
