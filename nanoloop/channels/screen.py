@@ -36,7 +36,7 @@ def _picture(match: re.Match[str]) -> str:
 
 
 _NEAR = {
-    **dict.fromkeys("·•–—−─━═", "-"),  # noqa: RUF001 - they are what is replaced
+    **dict.fromkeys("·•–—−─━═", "-"),  # noqa: RUF001 - these are replaced
     **dict.fromkeys("‘’‚′", "'"),  # noqa: RUF001 - as above
     **dict.fromkeys("“”„″", '"'),
     "…": "...",
@@ -133,7 +133,7 @@ class Blocks:
 
 def _last_block(text: str) -> int:
     """Return the position at which the last block of the complete lines begins."""
-    from markdown_it import MarkdownIt  # noqa: PLC0415 - comes with rich
+    from markdown_it import MarkdownIt  # noqa: PLC0415 - installed with rich
 
     lines = text.split("\n")[:-1]
     blocks = MarkdownIt().enable("table").parse("\n".join(lines))

@@ -73,7 +73,7 @@ def run(args: Namespace) -> int:
 
 
 def _answer(args: Namespace) -> int:
-    """Trust or distrust the settings file in the current folder, and report what it sets."""
+    """Trust or distrust the settings file in the current folder, and report its effect."""
     here, trust = Path(NAME).absolute(), Trust(os.environ)
     left = load_settings(args, can_ask=False).left_out
     if args.answer == "distrust":

@@ -54,7 +54,7 @@ class _NoSuchName(SessionNotFound):
 
 
 async def find(store: Store, name: str) -> Session:
-    """Return the session with this id, the current one of this key, or that of `chat --session`."""
+    """Find a session by its id, its key, or the name given to `chat --session`."""
     async for session_id in _candidates(store, name):
         with suppress(SessionNotFound):
             return await store.load(session_id)

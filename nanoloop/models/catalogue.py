@@ -19,7 +19,7 @@ def is_local(model: str) -> bool:
 
 
 def file_of(model: str, folder: Path) -> Path:
-    """Return the path of a local model's file, which may not exist yet; `folder` is for models."""
+    """Return the path of a local model's file, by default in `folder`; it may not exist yet."""
     name = model.removeprefix(PREFIX)
     return Path(name).expanduser() if name.endswith(SUFFIX) else folder / f"{name}{SUFFIX}"
 

@@ -229,7 +229,7 @@ class DownloadPart:
         self.tell(DownloadProgress(step="fetching", done=done, total=self.total))
 
     def become(self, path: Path) -> None:
-        """Rename this to the complete file, written so that it survives a power failure."""
+        """Flush this to disk and rename it to the complete file, so that it survives a power cut."""
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
         self.path.replace(path)
@@ -401,7 +401,7 @@ async def _go_on(client: aiohttp.ClientSession, url: str, part: DownloadPart) ->
     where = _from_where(part)
     async with client.get(url, headers=where, max_redirects=REDIRECTS) as response:
         if response.status == _NOTHING_BEYOND and part.size:
-            part.begin(None)  # it is longer than the server's file, so it is another version
+            part.begin(None)  # longer than the server's file, so another version
             return await _go_on(client, url, part)
         _take_up(part, response)
         part.need_room()

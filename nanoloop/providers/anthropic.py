@@ -26,7 +26,7 @@ from nanoloop.providers.hosted import (
 )
 from nanoloop.providers.messages_api import VENDOR, Taking, request_bytes
 
-if TYPE_CHECKING:  # it takes long to load
+if TYPE_CHECKING:  # slow to import
     import httpx2
 
 KEY_NAME = "ANTHROPIC_API_KEY"

@@ -30,7 +30,7 @@ from nanoloop.providers.vendors import Quirks
 from nanoloop.session.chat import REASONING
 from nanoloop.tools.toolbox import here
 
-if TYPE_CHECKING:  # it takes long to load
+if TYPE_CHECKING:  # slow to import
     import httpx2
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"

@@ -16,7 +16,7 @@ class Quirks:
     """The ways in which a server differs from OpenAI's chat completions API."""
 
     streams_usage: bool = True
-    """Whether it accepts `stream_options`; servers that reject them send the usage anyway."""
+    """Whether the server accepts `stream_options`; others send the usage without being asked."""
     max_tokens_field: str = "max_tokens"
     """The server's name for the token limit of an answer."""
     takes_cache_key: bool = False
@@ -120,7 +120,7 @@ VENDORS: Mapping[str, Vendor] = {
 """All vendors, keyed by the word before the first colon in a model's name."""
 
 _HOST = re.compile(r"(?:(https?)://)?(\[[^\]]*\]|[^:/\s]*)(?::(\d+))?(/\S*)?")
-_EVERYWHERE = ("", "0.0.0.0", "[::]")  # noqa: S104 - nobody listens there for it
+_EVERYWHERE = ("", "0.0.0.0", "[::]")  # noqa: S104 - addresses of servers, not of ours
 
 
 def split(model: str) -> tuple[str, str]:

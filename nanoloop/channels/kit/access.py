@@ -58,7 +58,7 @@ class AccessControl:
         return advice
 
     def announce_closed(self) -> None:
-        """Log a warning with advice if nobody may talk to the bot."""
+        """Log advice if nobody may talk to the bot."""
         if (advice := self.closed) is not None:
             announce(NobodyMayTalk(channel=self._channel, advice=advice))
 

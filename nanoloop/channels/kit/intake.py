@@ -478,7 +478,7 @@ class Typist:
         self._end(chat)
 
     def drop(self, chat: str, question: str) -> None:
-        """Record that this question gets no answer; an earlier copy of it may still get one."""
+        """Record that this question gets no answer; an earlier copy may still get one."""
         waiting = self._waiting.get(chat, [])
         if question in waiting:
             del waiting[~waiting[::-1].index(question)]

@@ -33,7 +33,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to post: a chat, or a thread in it. `str(place)` is the form used on the bus."""
+    """A chat or a thread to post in. `str(place)` is the form used on the bus."""
 
     chat: str
     thread: str = ""
@@ -165,7 +165,7 @@ class Platform(Protocol):
 
     @property
     def limits(self) -> Limits:
-        """What the platform allows."""
+        """The limits of the platform."""
         ...
 
     async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:

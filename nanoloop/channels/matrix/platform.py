@@ -379,7 +379,7 @@ def _stands_in(said: Mapping[str, Any], me: str) -> bool:
 
 
 def _first(body: str, names: Sequence[str]) -> str:
-    """Return the first of these names that occurs in the text, in its original case."""
+    """Return the first of these names that occurs in the text, as it is written there."""
     for name in names:
         if found := re.search(rf"(?<!\w){re.escape(name)}(?!\w)", body, re.IGNORECASE):
             return found[0]

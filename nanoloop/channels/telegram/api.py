@@ -29,7 +29,7 @@ CONNECTIONS = 256
 POOL_SECONDS = 30.0
 """How long a request waits for a free connection."""
 ANSWER_SECONDS = 20.0
-"""After this long, a message is sent again and may appear twice, so be patient."""
+"""The timeout is generous, because a message that is sent again may appear twice."""
 PARTING_SECONDS = 5.0
 """On shutdown, how long to wait for requests in progress."""
 POLL = "/GetUpdates"
@@ -146,7 +146,7 @@ _GONE = ("message to edit not found", "message can't be edited", "message_id_inv
 def explained() -> Iterator[None]:
     """Replace the library's errors with those of the kit, except for a group that has moved.
 
-    The library's errors may contain a URL with the token, so none is kept as the cause.
+    The library's errors may contain a URL with the token, so they are not kept as the cause.
     """
     try:
         yield

@@ -57,7 +57,7 @@ class WebAccess:
     async def admit(
         self, request: Request, *, is_public: bool = False, is_counted: bool = True
     ) -> Caller | None:
-        """Return the caller, or None for public operations; raises a refusal if not allowed."""
+        """Return the caller, or None for public operations; raises `Refusal` if not allowed."""
         self._refuse_other_sites(request)
         caller = await self._caller(request)
         if caller is None and not is_public:
@@ -68,7 +68,7 @@ class WebAccess:
         return caller
 
     def owner_of(self, request: Request) -> str:
-        """Return whose share of the capacity a request uses: its caller's, or its address's."""
+        """Return the caller or address whose share of the capacity a request uses."""
         if self.callers.is_open:
             return self._address_of(request)
         secret = _token_in(request)
@@ -86,7 +86,7 @@ class WebAccess:
         return request.cookies.get(self.cookie, "")
 
     def log_in(self, request: Request, secret: str) -> Caller | None:
-        """Return the owner of this token; raises a refusal after too many logins or guesses."""
+        """Return the owner of this token; raises `Refusal` after too many logins or guesses."""
         address = self._address_of(request)
         if seconds := self._login_rates.take(address):
             raise try_later(429, "too many logins from here: try again later", seconds=seconds)
@@ -228,7 +228,7 @@ class Guesses:
         self._right: BoundedDict[tuple[str, Caller], None] = BoundedDict(CALLERS_KNOWN)
 
     def owner_of(self, secret: str, address: str, *, kind: str) -> Caller:
-        """Return the owner of this token, or raise a refusal; each kind of use is counted alone."""
+        """Return the owner of this token, or raise `Refusal`; each kind of use counts alone."""
         caller, bucket = self._callers.of_token(secret), f"{kind} {address}"
         if caller is not None and (address, caller) in self._right:
             self._right[address, caller] = None  # now the most recently used
@@ -316,7 +316,7 @@ class Callers:
         self._by_digest = [(_digest(token.secret), token) for token in tokens]
         self.is_open = is_open
         self.where = ""
-        """Where to find a token, appended to error messages."""
+        """The place to find a token, appended to error messages."""
         self._now = now
 
     def add(self, token: Token, *, where: str) -> None:

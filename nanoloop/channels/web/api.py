@@ -138,7 +138,7 @@ class ApiCall:
         return None if agent == self.backend.parts.agents.default.name else agent
 
     def check_ask(self, session: Session, text: str = "") -> None:
-        """Raise a refusal unless the caller may send this text in this session."""
+        """Raise `Refusal` unless the caller may send this text in this session."""
         self.check_agent(self.backend.parts.agents.of(session).name)
         if not is_command_text(text) or self.backend.access.is_page_of(self.request):
             return
@@ -150,7 +150,7 @@ class ApiCall:
             )
 
     def check_agent(self, name: str | None) -> None:
-        """Raise a refusal unless the caller may use this agent."""
+        """Raise `Refusal` unless the caller may use this agent."""
         if name not in self.agents:
             which = "any agent" if name is None else f"the agent {quoted(name)}"
             raise Refusal(403, f"this token may not use {which}: see its setting `agents`")
@@ -211,7 +211,7 @@ class Operation:
                 return await self._answer(request, backend)
             except ClientDisconnect:
                 return Response(status_code=400)
-            except Exception as error:  # noqa: BLE001 - what is none of ours is raised again
+            except Exception as error:  # noqa: BLE001 - errors of other kinds are raised again
                 return self.refused(error, request, backend)
 
         return Route(self.path, served, methods=[self.method])
@@ -245,7 +245,7 @@ class Operation:
         return self.method != "GET" and (length is None or length > MESSAGE_BYTES)
 
     async def given(self, request: Request, backend: Backend) -> BaseModel | bytes:
-        """Read and validate the parameters of a request; raises a refusal."""
+        """Read and validate the parameters of a request; raises `Refusal`."""
         limits = backend.limits
         if self.query is not None:
             return _checked(self.query, dict(request.query_params))
@@ -258,7 +258,7 @@ class Operation:
         return await backend.work(partial(_checked, self.body, data or b"{}"), size=len(data))
 
     def refused(self, error: Exception, request: Request, backend: Backend) -> Response:
-        """Return the response to one of our errors; re-raises any other error."""
+        """Return the response to one of nanoloop's errors; re-raises any other error."""
         parts = backend.parts
         tell = partial(sentence_of, error, parts.sentences, path=self.path)
         match error:
@@ -376,7 +376,7 @@ class Backend:
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:
-    """Read the whole body; raises a refusal if it is too large or too slow."""
+    """Read the whole body; raises `Refusal` if it is too large or too slow."""
     told = request.headers.get("content-length", "")
     length = number_in(told)
     if (length is None and told) or (length and length > limit):

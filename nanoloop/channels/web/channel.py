@@ -175,7 +175,7 @@ class WebChannel:
         return self._token_file
 
     def callers_text(self) -> str:
-        """Return who is let in, for `nanoloop doctor`; raises `SettingsError` like `link`."""
+        """Describe who is let in, for `nanoloop doctor`; raises `SettingsError` like `link`."""
         if self._token_file is not None:
             known_token(self._token_file)
         if self.backend.access.callers.is_open:
@@ -599,7 +599,7 @@ class Guard:
         if is_ours or scope["path"] in _OPEN:
             await self._app(scope, receive, send)
         else:
-            # A page whose host name was made to point here could otherwise read everything.
+            # Otherwise a page on a host name made to point here could read everything.
             sentence = "not a host name of this server: add it to channels.web.hosts"
             await error_response(421, sentence)(scope, receive, send)
 

@@ -118,7 +118,7 @@ async def begin(call: ApiCall, given: NewSession) -> Response:
 
 
 def _chosen_agent(call: ApiCall, name: str | None) -> str | None:
-    """Return the agent for a new session, or None for the default one; raises a refusal."""
+    """Return the agent for a new session, or None for the default one; raises `Refusal`."""
     if name is not None:
         return _known_agent(call, name)
     call.check_agent(call.agent)
@@ -233,7 +233,7 @@ class EventsQuery(BaseModel):
 async def of_session(call: ApiCall, asked: EventsQuery) -> ASGIApp:
     """Follow a session's events as they happen; resumable by Last-Event-ID."""
     session = await call.backend.parts.sessions.fresh(call.session_id)
-    # First, so that changes made while nobody was reading come before a reader's position.
+    # First, so that changes made while nobody was reading are before the reader's position.
     call.backend.watch.catch_up(session)
     feed = call.backend.feeds.of(session.id)
     watched = FeedCursor(feed, after=_last_event_id(call))

@@ -89,14 +89,14 @@ def _name_of(said: NewMessage | Retry, named: MessageName, session: Session) -> 
 
 
 def check_same(known: Iterable[Entry], message: Inbound) -> None:
-    """Raise a refusal if one of these has the message's id but different text."""
+    """Raise `Refusal` if one of these has the message's id but different text."""
     named = (entry for entry in known if message_id_of(entry) == message.message_id)
     if any(typed(entry) != message.text for entry in named):
         raise Refusal(422, OTHER_BODY)
 
 
 async def hand_in(backend: Backend, message: Inbound) -> Outcome:
-    """Hand in a message, which is stored when this returns; raises a refusal.
+    """Hand in a message, which is stored when this returns; raises `Refusal`.
 
     A message refused with 503 may still be stored later; its id ensures that it is taken only once.
     """
@@ -181,7 +181,7 @@ def asked_by(
 async def lane_of(backend: Backend, session: Session, account: str) -> str:
     """Return the key whose lane this session's messages wait in; switch the key to this session.
 
-    Raises a refusal if the session belongs to another channel whose chat has moved on.
+    Raises `Refusal` if the session belongs to another channel whose chat has moved on.
     """
     key = session.key or session.id
     sessions = backend.parts.sessions
@@ -241,7 +241,7 @@ async def retry(call: ApiCall, again: Retry) -> Response:
 
 
 def _check_again(session: Session) -> None:
-    """Raise a refusal if the session has no question to answer again, or it can't be undone."""
+    """Raise `Refusal` if the session has no question to answer again, or it can't be undone."""
     if session.awaiting or messages_among(session.waiting):
         return
     if not last_exchange(session.entries_between(0, session.last_seq)):

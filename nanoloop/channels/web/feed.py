@@ -358,7 +358,7 @@ STREAM_HEADERS = [
 
 
 class FeedCursor:
-    """A position in a feed that advances as its events are taken."""
+    """A position in a feed that advances as events are taken from it."""
 
     def __init__(
         self, feed: Feed, *, after: int | None = None, sees: Callable[[str], bool] | None = None
@@ -372,7 +372,7 @@ class FeedCursor:
 
     @property
     def place(self) -> int:
-        """The id of the last event that was taken."""
+        """The id of the latest event that was taken."""
         return self._after
 
     def take(self) -> list[FeedEvent]:
@@ -443,7 +443,7 @@ class OpenStreams:
         return len(self._open)
 
     def enter(self, waker: Waker, *, owner: str, login: str = "") -> None:
-        """Add a stream; raises a refusal if too many are open, in total or for this owner.
+        """Add a stream; raises `Refusal` if too many are open, in total or for this owner.
 
         `login` is the cookie that admitted the reader, if any.
         """
@@ -485,7 +485,7 @@ class EventStream:
         login: str,
         is_valid: Callable[[], Awaitable[bool]],
     ) -> None:
-        """`first` is sent before anything new; raises a refusal if too many streams are open.
+        """`first` is sent before anything new; raises `Refusal` if too many streams are open.
 
         The stream ends as soon as this process ends the reader's `login`, and soon after `is_valid`
         returns False.

@@ -1,4 +1,4 @@
-"""Names for messages, so that a message sent twice under the same name is taken once."""
+"""Names for messages, so that a message sent twice under one name is processed once."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class MessageNames:
         self._of: dict[str, BoundedDict[str, MessageName]] = {}
 
     def of(self, request: Request, caller: Caller, body: str) -> MessageName:
-        """Return the name of this request; raises a refusal if it was used for another body.
+        """Return the name of this request; raises `Refusal` if it was used for another body.
 
         A request without a name gets a unique one.
         """

@@ -1,4 +1,4 @@
-"""Reports to readers what other processes write in their sessions."""
+"""Reports changes by other processes to the readers of a session."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class SessionWatch:
             self.catch_up(session)
 
     def catch_up(self, session: Session) -> None:
-        """Report what other processes wrote since the last check; our own events are known."""
+        """Report other processes' changes since the last check; our own are known already."""
         feed = self._feeds.of(session.id)
         before, now = feed.sight, self._sight_of(session)
         feed.sight = now

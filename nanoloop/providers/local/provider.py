@@ -1,4 +1,4 @@
-"""A provider that runs a model in a process on this machine, with turns before other work."""
+"""A provider for models on this machine, in a process that puts turns before other work."""
 
 from __future__ import annotations
 
@@ -350,7 +350,7 @@ async def _granted(mine: Future[None], give_back: Callable[[], None]) -> None:
 
 OK = 200
 HEALTH_SECONDS = 30
-"""The model reports its health between batches of tokens, so this is plenty."""
+"""A generous timeout, because the model reports its health between batches of tokens."""
 
 
 class ModelEnded(NoConnection):
@@ -540,7 +540,7 @@ class ModelProcess:
 
     def _send_order(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None  # noqa: S101 - it is a pipe
-        with suppress(BrokenPipeError):  # it has ended; its output says why
+        with suppress(BrokenPipeError):  # the process has ended; its output says why
             process.stdin.write(self.order.line())
             process.stdin.flush()  # the pipe stays open; its end would end the child
 

@@ -138,7 +138,7 @@ class FakeChats:
         """Return the text with a mention of the bot."""
         return f"{NAMED} {text}"
 
-    # What people do
+    # Actions of people
 
     async def say(
         self,
@@ -209,7 +209,7 @@ class FakeChats:
         """Return all messages in a chat, oldest first."""
         return [*self._chats[chat].values()]
 
-    # What the platform does to a bot
+    # Actions of the platform
 
     async def cut(self) -> None:
         """Cut the connection."""
@@ -239,7 +239,7 @@ class FakeChats:
         """Stop injecting faults."""
         self._faults = _Faults()
 
-    # What a bot does
+    # Actions of the bot
 
     async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
         """Deliver unacknowledged events until the connection is cut."""

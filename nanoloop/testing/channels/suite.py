@@ -378,7 +378,7 @@ class StayingUp:
     async def test_a_bot_that_is_killed_during_an_answer_gives_it_after_its_start(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """It is given once, without the unfinished part; waiting messages are answered too."""
+        """The answer is given once, complete; waiting messages are answered too."""
         chat, ann = (await stage.people(1))[0]
         first = Growing("half an ans")
         async with Bot(stage.platform(), tmp_path, provider=first) as bot:
@@ -523,7 +523,7 @@ class WhoMayTalk:
     async def test_a_group_can_be_answered_always_or_never(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """The rules decide, and a change of them takes effect at once."""
+        """The rules decide, and changing them takes effect at once."""
         needs(stage, "group")
         (chat, ann), _ = await stage.people(2)
         provider = ScriptedProvider(otherwise="yes")

@@ -19,7 +19,7 @@ from nanoloop.testing.channels.stage import Bot, Stage, comes_to
 UNANSWERED = 10
 """How many of a chat's messages may be unanswered before it stops sending more."""
 _FAULT = 0.03
-"""The probability of a fault per message."""
+"""The probability that a message is followed by a fault."""
 _SLOW, _SLOW_SECONDS = 0.1, 0.4
 """How often an answer is slow, so that it is seen growing, and how long it takes."""
 

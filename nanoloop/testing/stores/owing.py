@@ -88,7 +88,7 @@ class KeepingQueues:
         await store.save(session)
         back = await store.load("s")
         back.add_entry(back.waiting[0])
-        back.arrived(7)  # of which nobody knew
+        back.arrived(7)  # an unknown answer
         await store.save(back)
         again = await store.load("s")
         assert (texts(again.window), again.waiting) == (["later"], ())

@@ -180,7 +180,7 @@ class CompletionResponse:
     def __init__(
         self, answer: SharedAnswer, *, streams: OpenStreams, owner: str, headers: Mapping[str, str]
     ) -> None:
-        """Raises a refusal if too many streams are open."""
+        """Raises `Refusal` if too many streams are open."""
         self._answer = answer
         self._streams = streams
         self._headers = {**answer.headers, **headers}
@@ -360,7 +360,7 @@ class Question(Protocol):
     """A question that can be answered once."""
 
     async def ask(self, hear: OnText) -> Completion:
-        """Return the answer, passing each piece to `hear` first; raises a refusal or our errors."""
+        """Pass each piece to `hear` and return the answer; raises `Refusal` and our errors."""
         ...
 
     def give_up(self) -> None:
@@ -415,7 +415,7 @@ class SessionQuestion:
             feed.unwatch(listening)
 
     def _owes(self, session: Session) -> bool:
-        """Return whether the message awaits its answer; raises a refusal if its text differs."""
+        """Return whether the message awaits its answer; raises `Refusal` if its text differs."""
         name = self._message.message_id
         asked = [entry for entry in session.window if entry.seq == session.awaiting]
         owed = [entry for entry in (*session.waiting, *asked) if message_id_of(entry) == name]
@@ -423,7 +423,7 @@ class SessionQuestion:
         return bool(owed)
 
     async def _found(self) -> Completion:
-        """Return the message's answer from the log; raises a refusal if it has none."""
+        """Return the message's answer from the log; raises `Refusal` if it has none."""
         name = str(self._message.message_id)
         said = await exchange_of(self._backend.parts.sessions.store, self._session, name)
         check_same(said[:1], self._message)
@@ -471,7 +471,7 @@ class SessionQuestion:
             raise _not_to_be_sent_again(refusal_of_name(heard.error, heard.text))
         if heard.kind == "answer" or is_command(self._message):
             return heard.completion(heard.text)
-        return heard.completion(heard.said)  # it was stopped
+        return heard.completion(heard.said)  # the turn was stopped
 
 
 def _not_to_be_sent_again(refusal: Refusal) -> Refusal:

@@ -91,7 +91,7 @@ async def complete(call: ApiCall, asked: ChatRequest) -> ASGIApp:
 async def _answer(
     call: ApiCall, asked: ChatRequest, name: str | None, named: MessageName, work: Work
 ) -> SharedAnswer:
-    """Prepare the answer without starting it; raises a refusal.
+    """Prepare the answer without starting it; raises `Refusal`.
 
     `work` runs slow steps for a large body in a thread.
     """
@@ -155,7 +155,7 @@ async def _in_session(
 
 
 def session_name(call: ApiCall, asked: ChatRequest) -> str | None:
-    """Return the session's name in a request, or None; raises a refusal.
+    """Return the session's name in a request, or None; raises `Refusal`.
 
     The header takes precedence: if it is empty, no session is used, whatever `user` says.
     """
@@ -167,7 +167,7 @@ def session_name(call: ApiCall, asked: ChatRequest) -> str | None:
 
 
 async def named_session(call: ApiCall, asked: ChatRequest, name: str) -> tuple[Session, str]:
-    """Return the session and the key of its lane, creating it if necessary; raises a refusal.
+    """Return the session and the key of its lane, creating it if necessary; raises `Refusal`.
 
     Each caller's names are separate. The header may also contain a full id, which has a colon.
     """
@@ -241,7 +241,10 @@ async def show_model(call: ApiCall) -> Response:
 
 
 def agent_of(call: ApiCall, model: str) -> Agent:
-    """Return the agent for this name, or the usual one for its model's; raises a refusal."""
+    """Return the agent with this name, or the default one if this is its model's name.
+
+    Raises `Refusal` if there is no such agent.
+    """
     agents, known = call.backend.parts.agents, call.agents  # the error names no others
     if model in known:
         return agents[model]

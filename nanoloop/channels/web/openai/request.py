@@ -59,7 +59,7 @@ class ClientOperation(Operation):
     """Accepts bodies as large as an upload if most of the size is images."""
 
     async def given(self, request: Request, backend: Backend) -> BaseModel:
-        """Read and validate the body of a request; raises a refusal."""
+        """Read and validate the body of a request; raises `Refusal`."""
         limits = backend.limits
         data = await read_body(request, limits.upload_bytes, limits.body_seconds)
         return await backend.work(partial(self._parsed, data), size=len(data))
@@ -170,7 +170,7 @@ class ChatRequest(BaseModel):
         }
 
     def check(self) -> None:
-        """Raise a refusal if the request asks for anything unsupported."""
+        """Raise `Refusal` if the request asks for anything unsupported."""
         if self.n not in {None, 1}:
             raise invalid_field("n", f"must be 1, not {self.n}")
         extra = self.model_extra or {}
@@ -188,7 +188,7 @@ SYSTEM = {"system", "developer"}
 
 
 def checked_messages(given: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return the messages with their known fields only; raises a refusal."""
+    """Return the messages with their known fields only; raises `Refusal`."""
     return [_checked_message(message, f"messages[{index}]") for index, message in enumerate(given)]
 
 
@@ -295,7 +295,7 @@ def _image(image: Any, where: str) -> dict[str, str]:
 
 
 async def check_images(backend: Backend, messages: Sequence[Message]) -> None:
-    """Raise a refusal if the host name of an image resolves to a private address."""
+    """Raise `Refusal` if the host name of an image resolves to a private address."""
     contents = (said["content"] for said in messages if isinstance(said.get("content"), list))
     parts = (part for content in contents for part in content if part["type"] == "image_url")
     urls = (part["image_url"]["url"] for part in parts)
@@ -306,7 +306,7 @@ async def check_images(backend: Backend, messages: Sequence[Message]) -> None:
 
 
 def image_bytes(url: str) -> bytes:
-    """Return the content of a data URL; raises a refusal if it is invalid."""
+    """Return the content of a data URL; raises `Refusal` if it is invalid."""
     head, _, data = url.partition(",")
     try:
         if head.endswith(";base64"):
@@ -326,7 +326,7 @@ def parted(messages: Sequence[Message]) -> tuple[str, list[Message]]:
 
 
 def new_parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the users' messages after the last answer, as parts; raises a refusal if none.
+    """Return the users' messages after the last answer, as parts; raises `Refusal` if none.
 
     The session already has the earlier messages, and the agent has its own prompt.
     """
@@ -353,7 +353,7 @@ IMAGE_NAME = "image"
 async def new_in(
     backend: Backend, owner: str, messages: Sequence[Message]
 ) -> tuple[str, Sequence[Attachment]]:
-    """Return the text and images that are new to a session; raises a refusal."""
+    """Return the text and images that are new to a session; raises `Refusal`."""
     parts = new_parts(messages)
     text = "\n\n".join(part["text"] for part in parts if part["type"] == "text")
     images = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
@@ -392,7 +392,7 @@ NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 def client_tools(asked: ChatRequest, ours: Collection[ToolSpec]) -> Sequence[ToolSpec]:
-    """Return the tools in a request, if they may be used; raises a refusal."""
+    """Return the tools in a request, if they may be used; raises `Refusal`."""
     if asked.tool_choice not in (None, "auto", "none"):
         raise invalid_field(
             "tool_choice", "must be auto or none: the model chooses among all tools"
