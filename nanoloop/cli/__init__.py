@@ -73,7 +73,7 @@ FLAGS = {
 
 COMMANDS = {
     "setup": CommandHelp(
-        "choose the model, connect a bot, run it as a service",
+        "choose the model, connect a bot, and run it as a service",
         (
             "nanoloop setup",
             "nanoloop setup --model ollama:qwen3:4b",
@@ -166,7 +166,7 @@ COMMANDS = {
         ),
     ),
     "memory": CommandHelp(
-        "show what a conversation's memory holds, correct its summary, or list pending summaries",
+        "show a conversation's memory, correct its summary, or list pending summaries",
         (
             "nanoloop memory show work",
             "nanoloop memory edit work",
@@ -186,7 +186,7 @@ COMMANDS = {
         flags=("--config",),
     ),
     "demo": CommandHelp(
-        "watch a conversation being trimmed and summarised, offline",
+        "watch how a conversation is trimmed and summarised, offline",
         ("nanoloop demo",),
         flags=("--data",),
     ),

@@ -50,7 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     action = add_actions(parser)
     made = action("install", "install the service and start it, now and at each login", _install)
     made.add_argument(
-        "--print", action="store_true", help="print the service file and change nothing"
+        "--print", action="store_true", help="print the service file without changing anything"
     )
     for name, promise, act in (
         ("status", "show whether the service is running", _status),

@@ -70,26 +70,30 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def _add_list(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--search", metavar="TEXT", help="list only those with this text in their id, key or title"
+        "--search",
+        metavar="TEXT",
+        help="list only conversations with this text in their id, key or title",
     )
     parser.add_argument(
-        "--text", metavar="WORDS", help="list only those with a message that contains these words"
+        "--text",
+        metavar="WORDS",
+        help="list only conversations with a message that contains these words",
     )
-    parser.add_argument("--agent", metavar="NAME", help="list only those answered by this agent")
+    parser.add_argument("--agent", metavar="NAME", help="list only conversations of this agent")
     parser.add_argument(
         "--older-than",
         type=duration,
         metavar="AGE",
-        help="list only those unused for this long, such as 30d or 12h",
+        help="list only conversations unused for this long, such as 30d or 12h",
     )
     parser.add_argument(
         "--larger-than",
         type=size_in,
         metavar="SIZE",
-        help="list only those larger than this, such as 20kB or 1.5MB",
+        help="list only conversations larger than this, such as 20kB or 1.5MB",
     )
     limit = partial(whole, least=1)
-    parser.add_argument("--limit", type=limit, metavar="N", help="list at most this many")
+    parser.add_argument("--limit", type=limit, metavar="N", help="list at most N conversations")
     parser.add_argument(
         "--archived", action="store_true", help="list the archived conversations instead"
     )
@@ -140,12 +144,12 @@ def _add_changing(named: Callable[[str, str, Act], ArgumentParser]) -> None:
     )
     forked = named("fork", "copy a conversation, all of it or up to a message", fork)
     forked.add_argument(
-        "--from", dest="upto", metavar="SEQ", help="the last entry of the copy: its number or id"
+        "--from", dest="upto", metavar="SEQ", help="the number or id of the last entry to copy"
     )
     _add_new_name(forked)
     named("undo", "undo the last exchange of a conversation", undo)
     named("archive", "archive a conversation: keep it, but list it only with --archived", archive)
-    named("unarchive", "bring an archived conversation back", archive)
+    named("unarchive", "restore an archived conversation", archive)
     deleted = named("delete", "delete a conversation for good", delete)
     erased = named(
         "forget", "erase messages of a conversation for good, along with its summary", forget
@@ -177,9 +181,9 @@ def _add_prune(parser: ArgumentParser) -> None:
         type=duration,
         required=True,
         metavar="AGE",
-        help="only those unused for this long, such as 30d or 12h",
+        help="the minimum time since the last use, such as 30d or 12h",
     )
-    parser.add_argument("--keep", type=whole, default=0, metavar="N", help="keep the newest N")
+    parser.add_argument("--keep", type=whole, default=0, metavar="N", help="leave out the newest N")
     parser.add_argument(
         "--archived", action="store_true", help="delete archived conversations for good"
     )

@@ -47,7 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     moved.add_argument("source", metavar="FROM", help=FORMS)
     moved.add_argument(
-        "target", metavar="TO", help="the target, in the same form; it may already contain sessions"
+        "target", metavar="TO", help="the target store, in the same form; it may contain sessions"
     )
     moved.add_argument(
         "--replace", action="store_true", help="overwrite sessions in the target that differ"

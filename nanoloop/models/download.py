@@ -229,7 +229,7 @@ class DownloadPart:
         self.tell(DownloadProgress(step="fetching", done=done, total=self.total))
 
     def become(self, path: Path) -> None:
-        """Flush this to disk and rename it to the complete file, so that it survives a power cut."""
+        """Flush this to disk and rename it to the complete file, so a power cut can't lose it."""
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
         self.path.replace(path)

@@ -57,7 +57,7 @@ ASKS = (
     ),
     ConnectQuestion(
         name="operator",
-        help="your own user id; it gives you access and all commands",
+        help="your own user id; you get access and all commands",
         asks="Your own user id (Enter: you get a code when you write to the bot)",
         is_needed=False,
     ),

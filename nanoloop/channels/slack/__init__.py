@@ -67,7 +67,7 @@ ASKS = (
     ),
     ConnectQuestion(
         name="operator",
-        help="your own member id, such as U0123456789; it gives you access and all commands",
+        help="your own member id, such as U0123456789; you get access and all commands",
         asks="Your own member id, U… (Enter: you get a code when you write to the bot)",
         is_needed=False,
     ),

@@ -91,7 +91,7 @@ ASKS = (
     ),
     ConnectQuestion(
         name="operator",
-        help="your own id, a number; it gives you access and all commands",
+        help="your own id, a number; you get access and all commands",
         asks="Your own id, a number (Enter: you get a code when you write to the bot)",
         is_needed=False,
     ),

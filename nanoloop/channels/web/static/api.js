@@ -1,6 +1,6 @@
-// Talking to the server: JSON both ways; a failure is an error with a sentence for people.
+// Talks to the server in JSON; a failure is an error with a sentence for people.
 
-/** The server refused; `status` is 0 where it could not be reached at all. */
+/** The server refused a request; `status` is 0 if the server could not be reached. */
 class Refused extends Error {
 	constructor(message, status) {
 		super(message);
@@ -10,17 +10,17 @@ class Refused extends Error {
 
 let onLoginNeeded = () => {};
 
-/** Whoever is told when a token is asked for. */
+/** Called when a token is required. */
 export function whenLoginIsNeeded(listener) {
 	onLoginNeeded = listener;
 }
 
-/** What the server answers; raises `Refused`. */
+/** Returns the server's response; throws `Refused`. */
 export async function call(method, path, { json, body, headers } = {}) {
 	const response = await reached(path, {
 		method,
 		body: json === undefined ? body : JSON.stringify(json),
-		// The header is what a foreign page can't send along: it keeps others from acting for us.
+		// Other sites can't send this header, which keeps them from acting for the user.
 		headers: { "X-Nanoloop": "1", ...(json !== undefined && { "Content-Type": "application/json" }), ...headers },
 	});
 	if (response.status === 204) return null;
@@ -42,10 +42,10 @@ export const get = (path) => call("GET", path);
 export const post = (path, json = {}) => call("POST", path, { json });
 export const patch = (path, json) => call("PATCH", path, { json });
 
-/** Where a session is found. */
+/** Returns the path of a session. */
 export const at = (id, part = "") => `api/sessions/${encodeURIComponent(id)}${part}`;
 
-/** A file given to the server: what is known of it. */
+/** Uploads a file; returns the server's facts about it. */
 export function upload(file) {
 	const headers = {
 		"Content-Type": file.type || "application/octet-stream",

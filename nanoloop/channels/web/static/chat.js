@@ -1,7 +1,7 @@
-// One conversation on the page: what the server tells of it, and what is sent to it.
+// One conversation on the page: shows its state on the server, and sends messages to it.
 //
-// The log as the server has it is the truth; the stream only says when to look, and brings the
-// words of an answer as they come. So a lost event, a reload or a second tab changes nothing.
+// The server's log is the truth; the stream only says when to look, and brings the text of
+// an answer as it is written. So a lost event, a reload or a second tab changes nothing.
 
 import { at, get, post } from "./api.js";
 import { trying } from "./dialog.js";
@@ -25,7 +25,7 @@ export class Chat {
 	#isPaging = false;
 	#isGreeted = false;
 
-	/** Tells `acts` of: session, sessions, memory, shown, moved, gone, state, busy, edit. */
+	/** `acts` has callbacks for: session, sessions, memory, shown, moved, gone, state, busy, edit. */
 	constructor(acts) {
 		this.acts = acts;
 		this.id = null;
@@ -67,7 +67,7 @@ export class Chat {
 		if (id) this.#refresh();
 	}
 
-	/** How the session is called, who answers in it, and whether it is there at all. */
+	/** The session's title and agent, and whether it exists. */
 	async #refresh() {
 		const { id } = this;
 		try {
@@ -78,7 +78,7 @@ export class Chat {
 		}
 	}
 
-	/** What has no hearer of its own means: look. */
+	/** An event without a handler of its own means: look. */
 	#hear(name, data) {
 		if (this[`heard_${name}`]) this[`heard_${name}`](data);
 		else this.#look();
@@ -140,7 +140,7 @@ export class Chat {
 
 	// The log
 
-	/** See what the server has now: one look at a time, whoever asks meanwhile shares the next. */
+	/** Load the server's current state; calls made while a look is running share the next one. */
 	#look() {
 		this.#next ??= this.#now.then(() => {
 			this.#next = null;
@@ -179,7 +179,7 @@ export class Chat {
 		this.#isPaging = false;
 	}
 
-	/** What can be done about the last exchange: only there, and only while nothing goes on. */
+	/** The actions for the last exchange: only there, and only while nothing is running. */
 	#offer() {
 		this.log.list.querySelectorAll(".last").forEach((node) => node.remove());
 		const asked = !this.isBusy && this.outbox.isEmpty && this.log.last("user");
@@ -194,13 +194,13 @@ export class Chat {
 
 	// Sending
 
-	/** A message with files that the server has already. */
+	/** Send a message with files that are uploaded already. */
 	send(text, attachments) {
 		const message = { id: newId(), session: this.id, text, attachments };
 		this.outbox.keep(message);
 		this.#offer();
 		this.follower.toEnd();
-		// Else with `hello`: whatever comes of it is heard.
+		// Otherwise the stream's `hello` brings it, so that nothing is missed.
 		if (this.#isGreeted) this.#deliver(message);
 		else this.outbox.mark(message.id, tag("waits for the connection"));
 	}
@@ -227,7 +227,7 @@ export class Chat {
 		this.outbox.mark(message.id, el("div", { class: "trouble", role: "alert" }, el("span", {}, error.message), again, drop));
 	}
 
-	/** A word of the loop stands after what it is about, which may be nothing that the log has. */
+	/** A notice is shown after the message it is about, which the log may not contain. */
 	#notice(notice, id) {
 		const asked = this.outbox.take(id); // still there: a command, or a message that was refused
 		if (asked) this.log.list.append(asked.item);
@@ -245,7 +245,7 @@ export class Chat {
 		return trying(() => post(at(this.id, "/stop")));
 	}
 
-	/** The last exchange taken back and asked again, in other words where there are some. */
+	/** Undo the last exchange and ask again, with a new text if there is one. */
 	async retry(text) {
 		const message = { message_id: newId(), ...(text && { text }) };
 		this.log.list.querySelectorAll(".last, .error").forEach((node) => node.remove());

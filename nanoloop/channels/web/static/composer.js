@@ -1,4 +1,4 @@
-// Where a message is written: text, files, send, stop; and the last one edited.
+// The field for writing a message: text, files, send, stop; and editing the last one.
 
 import { upload } from "./api.js";
 import { byId, on } from "./element.js";
@@ -12,7 +12,7 @@ export class Composer {
 	#editing = null;
 	#key = "";
 
-	/** `send(text, attachments)`, `edit(text)`: whether it was taken; `stop()`, `editLast()`. */
+	/** `send(text, attachments)` and `edit(text)` return whether it was accepted; `stop()`, `editLast()`. */
 	constructor(acts) {
 		this.acts = acts;
 		this.text = byId("text");
@@ -27,7 +27,7 @@ export class Composer {
 		this.#listenForDrops();
 	}
 
-	/** What was begun for this session, and not sent. */
+	/** The draft for this session. */
 	open(key) {
 		this.#endEdit();
 		this.#key = `draft.${key ?? ""}`;

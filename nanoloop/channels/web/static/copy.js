@@ -1,4 +1,4 @@
-// A button that copies, and says that it did.
+// A button that copies a text and confirms it.
 
 import { button, el } from "./element.js";
 

@@ -1,7 +1,7 @@
-// Markdown as models write it and people expect it here: where that is not what markdown-it does by itself.
+// Markdown as models write it and people expect it, where markdown-it differs by itself.
 //
-// Text stays text: markup in it is shown, not followed. A picture becomes a link, so that no answer
-// makes the browser fetch anything. Nothing that comes later changes what a block above it means.
+// Text stays text: HTML in it is shown, not interpreted. A picture becomes a link, so that no
+// answer makes the browser fetch anything. Later text never changes the meaning of earlier blocks.
 
 import "./vendor/markdown-it/markdown-it.umd.min.js";
 
@@ -10,7 +10,7 @@ const ITEM = /(?:[-*+]|\d{1,9}[.)])(?: {1,4}(?=\S)|[ \t])/y;
 const CODE_WITH_BAR = /`[^`]+`/g;
 const BREAK = /<br ?\/?>/iy;
 const TASK = /^\[([ xX])\] +/;
-/** Stands for a bar that is no border; markdown-it has taken it out of what came. */
+/** Stands for a bar that is not a border; markdown-it has removed this character from the input. */
 const HIDDEN_BAR = "\0";
 const LEFT_OUT = ["reference", "code", "lheading", "entity"];
 const DEEPEST = 20;
@@ -18,7 +18,7 @@ const DEEPEST = 20;
 export const markdown = globalThis.markdownit({ linkify: true, breaks: true, maxNesting: DEEPEST });
 markdown.disable(LEFT_OUT);
 
-/** The address, where following it can do no harm; else an empty one. */
+/** Returns the address if following it is safe, else an empty string. */
 export function safeHref(address) {
 	try {
 		const url = new URL(address);
@@ -44,7 +44,7 @@ markdown.block.tokenize = (state, start, end) => {
 	tokenize.call(markdown.block, state, start, end);
 };
 
-/** An item that is indented by two belongs to the one above, also where that begins with "10. ". */
+/** An item indented by two belongs to the one above, even if that one begins with "10. ". */
 function deepen(state, start, end) {
 	let above = null;
 	let shift = null;
@@ -61,7 +61,7 @@ function deepen(state, start, end) {
 	}
 }
 
-/** Before a line is taken for a table's: a bar within code is no border, a line without one no row. */
+/** Before a line counts as part of a table: a bar in code is not a border, a line without bars not a row. */
 function bars(state, line, _end, isSilent) {
 	const [start, end] = [state.bMarks[line], state.eMarks[line]];
 	const text = state.src.slice(start, end);
@@ -80,7 +80,7 @@ const ADAPTED = {
 	paragraph_open: led,
 };
 
-/** The page's own headings stand above those of a text. */
+/** Headings in a text come below the page's own headings. */
 function lowered(token) {
 	const level = Number(token.tag[1]);
 	token.tag = `h${Math.min(level + 2, 6)}`;
@@ -92,7 +92,7 @@ function aligned(token) {
 	token.attrs = side ? [["data-align", side]] : null;
 }
 
-/** An item begins with its words, which may be a task; where paragraphs are apart, its list is loose. */
+/** An item begins with its text, which may be a task; if paragraphs are separated, the list is loose. */
 function led(token, tokens, at, list) {
 	const item = tokens[at - 1];
 	const isFirst = item?.type === "list_item_open";
@@ -118,7 +118,7 @@ markdown.core.ruler.after("block", "adapt", ({ tokens }) => {
 // Within a block
 
 markdown.inline.State = class extends markdown.inline.State {
-	/** Not only between spaces: "**Note:**text", and where a language writes none. */
+	/** Not only between spaces, as in "**Note:**text", and in languages without spaces. */
 	scanDelims(start, canSplitWord) {
 		const run = super.scanDelims(start, canSplitWord);
 		const end = start + run.length;
@@ -128,7 +128,7 @@ markdown.inline.State = class extends markdown.inline.State {
 	}
 };
 
-/** The one tag that models like to write. */
+/** The only HTML tag that models often write. */
 markdown.inline.ruler.before("autolink", "br", (state, isSilent) => {
 	const found = matchAt(BREAK, state.src, state.pos);
 	if (found && !isSilent) state.push("hardbreak", "br", 0);
@@ -147,7 +147,7 @@ markdown.core.ruler.push("mark", ({ tokens }) => {
 	}
 });
 
-// What is written of it
+// Rendering
 
 const { renderer } = markdown;
 const { escapeHtml } = markdown.utils;
@@ -161,7 +161,7 @@ renderer.rules.image = (tokens, at, options, env) => {
 	return meta.isLinked ? label : `<a href="${escapeHtml(href)}">${label}</a>`;
 };
 
-// No blanks between blocks.
+// No blank lines between blocks.
 const { fence } = renderer.rules;
 renderer.rules.fence = (...given) => fence(...given).trimEnd();
 renderer.renderToken = (tokens, at) => {

@@ -1,11 +1,11 @@
-// Over the page: a text to change, something to confirm, a menu of choices, a sentence for a while.
+// Dialogs over the page: edit a text, confirm something, choose from a menu, read a short message.
 
 import { button, byId, el } from "./element.js";
 import { icon } from "./icons.js";
 
 const TOLD_MS = 6000;
 
-/** The text a person gives, or null where they would rather not. */
+/** Returns the text that the user enters, or null if they cancel. */
 export async function askText(title, label, value) {
 	const input = el("input", { "aria-label": label, maxlength: "200", required: true, dir: "auto", value });
 	return (await ask(title, input, "Save")) ? input.value.trim() || null : null;
@@ -28,7 +28,7 @@ function ask(title, content, action) {
 	});
 }
 
-/** Choices beside the button that opened them: `{name, label, act}` or `{name, label, href}`. */
+/** Shows choices beside the button that opened them: `{name, label, act}` or `{name, label, href}`. */
 export function menu(opener, label, choices) {
 	const list = el("div", { class: "menu", role: "menu", popover: "auto", "aria-label": label });
 	list.append(...choices.map((choice) => menuItem(choice, () => list.hidePopover())));
@@ -60,7 +60,7 @@ function place(list, { left, top, bottom }) {
 	list.style.top = `${isBelow ? bottom + 4 : Math.max(8, top - height - 4)}px`;
 }
 
-/** Up and down go from one to the next, and around. */
+/** The up and down keys move between the choices, and wrap around. */
 export function walk(event, stops) {
 	const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
 	if (!step || !stops.length) return;
@@ -68,14 +68,14 @@ export function walk(event, stops) {
 	stops.at((stops.indexOf(document.activeElement) + step) % stops.length).focus();
 }
 
-/** A sentence that shows for a while. */
+/** Shows a sentence for a while. */
 export function tell(text) {
 	const toast = el("div", { class: "toast" }, text);
 	byId("toasts").append(toast);
 	setTimeout(() => toast.remove(), TOLD_MS);
 }
 
-/** Does it; what went wrong, if anything, is told. */
+/** Runs an action and shows an error if it fails. */
 export async function trying(act) {
 	try {
 		return await act();

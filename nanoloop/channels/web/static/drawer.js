@@ -1,16 +1,16 @@
-// The panels at both sides: columns where there is room, drawers over the page where there is not.
+// The side panels: columns if there is room, otherwise drawers over the page.
 
 import { byId, on } from "./element.js";
 import { lasting } from "./kept.js";
 
-/** Narrower, and there is room for one of them; narrower still, and it covers the page. */
+/** Below the first width there is room for one panel; below the second, a panel covers the page. */
 const ROOM = matchMedia("(max-width: 1180px)");
 const NARROW = matchMedia("(max-width: 860px)");
 
 export class Drawer {
 	#button;
 
-	/** `#name`, opened by `#open-name`; the one that is open at first comes before its rival. */
+	/** `#name`, opened by `#open-name`; the panel that is open at first takes precedence. */
 	constructor(name, isFirst) {
 		this.name = name;
 		this.panel = byId(name);

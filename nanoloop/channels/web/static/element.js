@@ -1,4 +1,4 @@
-// Elements made in code: what is given as text stays text, there is no way to pass markup.
+// Creates elements from code: text stays text, and markup can't be passed.
 
 import { icon } from "./icons.js";
 
@@ -6,7 +6,7 @@ export const byId = (id) => document.getElementById(id);
 
 export const on = (id, event, act) => byId(id).addEventListener(event, act);
 
-/** An element; `on…` props listen, `true` sets a bare attribute, empty values are left out. */
+/** Creates an element; `on…` props are listeners, `true` sets a bare attribute, empty values are skipped. */
 export function el(tag, props = {}, ...children) {
 	const node = document.createElement(tag);
 	for (const [name, value] of Object.entries(props)) {
@@ -22,13 +22,13 @@ export function button(name, label, onclick, kind = "plain") {
 	return el("button", { type: "button", class: kind, onclick }, name && icon(name), label);
 }
 
-/** A button with a pictogram only; its label is read aloud and shown on hover. */
+/** A button with only an icon; its label is read aloud and shown on hover. */
 export function iconButton(name, label, onclick, props = {}) {
 	const about = { type: "button", class: "quiet", "aria-label": label, title: label };
 	return el("button", { ...about, onclick, ...props }, icon(name));
 }
 
-/** Words for screen readers only. */
+/** Text for screen readers only. */
 export const unseen = (tag, text) => el(tag, { class: "unseen" }, text);
 
 export const soft = (...words) => el("span", { class: "soft" }, ...words);

@@ -1,4 +1,4 @@
-// The page's own pictograms: one line each, on a field of 24 by 24.
+// The page's own icons: one path each, on a field of 24 by 24.
 
 const SVG = "http://www.w3.org/2000/svg";
 const PATHS = {
@@ -24,7 +24,7 @@ const PATHS = {
 	tool: "M8.5 6.5 3 12l5.5 5.5m7-11L21 12l-5.5 5.5",
 };
 
-/** Said aloud by nobody: what it stands on has a name. */
+/** Hidden from screen readers, because its parent element has a label. */
 export function icon(name) {
 	const svg = document.createElementNS(SVG, "svg");
 	svg.setAttribute("class", `icon i-${name}`);

@@ -1,4 +1,4 @@
-// What the browser keeps for the page; where it may not or has no room, the page lives without.
+// Data that the browser stores for the page; without storage or space, the page works too.
 
 function trying(act) {
 	try {
@@ -13,7 +13,7 @@ const store = (place) => ({
 	set: (key, value) => trying(() => window[place].setItem(`nanoloop.${key}`, JSON.stringify(value))),
 });
 
-/** As long as the browser has it. */
+/** Kept until the browser deletes it. */
 export const lasting = store("localStorage");
-/** As long as the tab is open, over reloads too. */
+/** Kept as long as the tab is open, including reloads. */
 export const inTab = store("sessionStorage");

@@ -1,4 +1,4 @@
-// The answer going on: its words as they come, and a sign of life before they do.
+// The answer being written: its text as it arrives, and a sign of life before that.
 
 import { el } from "./element.js";
 import { Growing } from "./markdown.js";
@@ -18,7 +18,7 @@ export class Live {
 		this.painted = painted;
 	}
 
-	/** Pieces in order; false where one before this was lost. */
+	/** Adds pieces in order; returns false if an earlier one was lost. */
 	add({ piece, at, message_id: messageId }) {
 		if (this.#turn.messageId !== messageId) this.#begin(messageId);
 		if (at !== this.#turn.signs) return false;
@@ -26,18 +26,18 @@ export class Live {
 		return true;
 	}
 
-	/** All that this turn has said so far. */
+	/** The turn's whole text so far. */
 	set(text, messageId) {
 		if (this.#turn.messageId !== messageId || !text.startsWith(this.#turn.said)) this.#begin(messageId);
 		this.#hear(text.slice(this.#turn.said.length));
 	}
 
-	/** Nothing more will come of the turn that answers this message. */
+	/** The turn that answers this message has ended. */
 	end(messageId) {
 		if (messageId === this.#turn.messageId) this.#begin(null);
 	}
 
-	/** The log has these answers of the turn now: they are not shown twice. */
+	/** The log now contains these answers of the turn, so they are not shown twice. */
 	logged(texts) {
 		const known = texts.join("\n\n");
 		const { said } = this.#turn;
@@ -45,7 +45,7 @@ export class Live {
 		this.#draw();
 	}
 
-	/** The element that shows this text already, if there is one. */
+	/** Returns the element that already shows this text, if any. */
 	bodyOf(text) {
 		if (this.#drawn?.words.text.trim() !== text.trim()) return null;
 		this.#drawn.words.paint();

@@ -1,8 +1,8 @@
-// The list of what was said: drawn once, changed where it changed, older pages above on demand.
+// The list of messages: only changed entries are redrawn, older pages are loaded on demand.
 
 import { messageItem } from "./message.js";
 
-/** With more entries than this the oldest leave the page again; scrolling up brings them back. */
+/** Beyond this number, the oldest entries leave the page; scrolling up loads them again. */
 const MOST = 300;
 const KEPT = 100;
 
@@ -19,7 +19,7 @@ export class Log {
 		this.#shown.clear();
 		this.#results.clear();
 		this.list.replaceChildren();
-		/** Before which entry older ones are to be had; null where all are here. */
+		/** The entry before which older ones can be loaded; null if all are shown. */
 		this.before = null;
 	}
 
@@ -35,7 +35,7 @@ export class Log {
 		return this.#entries().findLast((entry) => roles.includes(entry.role));
 	}
 
-	/** What was answered since the last question, step by step. */
+	/** The answers since the last question, step by step. */
 	answered() {
 		const entries = this.#entries();
 		const asked = entries.findLastIndex(({ role }) => role === "user");
@@ -46,7 +46,7 @@ export class Log {
 		return this.#shown.get(entry.seq).item;
 	}
 
-	/** The newest page as the server has it; `ready` finds what is drawn already. */
+	/** Shows the newest page from the server; `ready` finds elements that are drawn already. */
 	apply({ messages, before }, ready) {
 		const first = messages[0]?.seq ?? Infinity;
 		const newest = [...this.#shown.keys()].at(-1) ?? -Infinity;
@@ -58,7 +58,7 @@ export class Log {
 		for (const entry of messages) this.#put(entry, (item) => this.list.append(item), ready);
 	}
 
-	/** An older page, above what is there. */
+	/** Adds an older page above the others. */
 	prepend({ messages, before }) {
 		this.before = before;
 		const newer = [...this.#shown];
@@ -70,7 +70,7 @@ export class Log {
 
 	#put(entry, place, ready = () => null) {
 		if (entry.role === "tool_result") {
-			// It is shown with its call, now or when the page with that comes.
+			// A result is shown with its call, now or once the page with that call is loaded.
 			this.#results.set(entry.call_id, entry);
 			const call = this.#entries().find(({ role, call_id: id }) => role === "tool_call" && id === entry.call_id);
 			if (call) this.#put(call, place);
@@ -91,20 +91,20 @@ export class Log {
 		this.#shown.delete(seq);
 	}
 
-	/** Let the oldest go where there are very many. */
+	/** Removes the oldest entries if there are very many. */
 	shorten() {
 		if (this.#shown.size <= MOST) return;
 		[...this.#shown.keys()].slice(0, -KEPT).forEach((seq) => this.#remove(seq));
 		[this.before] = this.#shown.keys();
 	}
 
-	/** Mark each entry with where it is now. */
+	/** Marks each entry with its place in the memory. */
 	mark(placeOf) {
 		for (const [seq, { item }] of this.#shown) item.dataset.place = placeOf(seq);
 	}
 }
 
-/** In the same place, as open as it was. */
+/** Keeps open details open. */
 function replace(old, item) {
 	const details = item.querySelector("details");
 	if (details) details.open = old.querySelector("details").open;

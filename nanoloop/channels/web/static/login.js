@@ -1,11 +1,11 @@
-// The token, asked for once where the server wants one; the browser then has a cookie instead.
+// Asks once for the token if the server requires one; the browser then has a cookie instead.
 
 import { post } from "./api.js";
 import { byId } from "./element.js";
 
 const isHere = () => ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
 
-/** Ask until the server takes it. */
+/** Asks until the server accepts the token. */
 export function login() {
 	const [form, dialog, token] = [byId("login-form"), byId("login"), byId("token")];
 	if (dialog.open) return new Promise(() => {}); // asked already: that one goes on
@@ -23,8 +23,8 @@ export function login() {
 }
 
 /**
- * Take the token of the printed address, which is then gone from the address and from the history.
- * Only on the machine itself, and not in place of a login: else a link could choose who someone is.
+ * Takes the token from the printed address, and removes it from the address and the history.
+ * Only on the same machine, and never in place of a login: a link could otherwise choose the user.
  */
 export async function loginByLink(isLoggedIn) {
 	const token = new URLSearchParams(location.hash.slice(1)).get("token");

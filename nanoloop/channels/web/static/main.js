@@ -1,4 +1,4 @@
-// The page put together: who is asked, which conversation is open, what the keys do.
+// Puts the page together: the caller, the open conversation, and the keys.
 
 import { at, get, patch, post, whenLoginIsNeeded } from "./api.js";
 import { Chat } from "./chat.js";
@@ -39,7 +39,7 @@ function go(id) {
 	open();
 }
 
-/** Show what the address names. */
+/** Shows the session in the address. */
 function open() {
 	const id = here();
 	session = null;
@@ -75,7 +75,7 @@ function showState(state) {
 	byId("lost-text").textContent = navigator.onLine ? "The connection is lost. Trying again …" : "You are offline.";
 }
 
-/** Into the open conversation, or into a new one that it begins. */
+/** Sends to the open conversation, or to a new one. */
 async function send(text, attachments) {
 	if (!chat.id) {
 		const agent = document.querySelector("#agents input:checked")?.value;

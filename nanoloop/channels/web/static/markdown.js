@@ -1,11 +1,11 @@
-// Markdown as elements, whole or while it is still being written.
+// Renders Markdown as elements, complete or while it is still being written.
 
 import { copyButton } from "./copy.js";
 import { markdown, safeHref } from "./dialect.js";
 import { el } from "./element.js";
 import "./vendor/dompurify/purify.min.js";
 
-/** Whatever the parser makes of a text: no more than this becomes elements. */
+/** The only elements that a text may create, whatever the parser returns. */
 const TAGS = "p br strong em del code pre a ul ol li blockquote hr h3 h4 h5 h6 table thead tbody tr th td";
 const ATTRIBUTES = ["class", "start", "data-level", "data-align"];
 const { DOMPurify } = globalThis;
@@ -19,12 +19,12 @@ DOMPurify.setConfig({
 	RETURN_DOM_FRAGMENT: true,
 });
 
-/** A finished text. */
+/** Renders a complete text. */
 export function render(text) {
 	return elements(blocks(text.replaceAll("\r", "")));
 }
 
-/** A text that grows: finished blocks are left alone, only the last one is drawn again. */
+/** A growing text: finished blocks stay, only the last one is redrawn. */
 export class Growing {
 	#done = 0;
 	#tail = null;
@@ -38,7 +38,7 @@ export class Growing {
 
 	add(piece) {
 		this.text += piece.replaceAll("\r", "");
-		// One drawing a frame, however many pieces come.
+		// At most one redraw per frame, however many pieces arrive.
 		this.#frame ||= requestAnimationFrame(() => this.paint());
 	}
 
@@ -48,7 +48,7 @@ export class Growing {
 		const text = this.text.slice(this.#done);
 		const lines = text.split("\n");
 		const found = blocks(text);
-		// What begins on the last line, or is a table by that line, may yet join the block before.
+		// A block that begins on the last line, or a table there, may still join the block before it.
 		const last = found.findLastIndex((block) => block.line < lines.length - 2);
 		const open = found.slice(Math.max(last, 0));
 		if (last > 0) this.#finish(found.slice(0, last), lines, open[0].line);
@@ -72,7 +72,7 @@ export class Growing {
 	}
 }
 
-/** The text's outermost blocks, in order: the line on which each begins, and its tokens. */
+/** The outermost blocks in order, each with its first line and its tokens. */
 function blocks(text) {
 	const found = [];
 	for (const token of markdown.parse(text, {})) {
@@ -93,7 +93,7 @@ function elements(found) {
 	return fragment;
 }
 
-/** Long code grows at its end instead of being drawn anew. */
+/** Long code grows at its end instead of being redrawn. */
 function extend(node, { tokens: [token] }) {
 	const words = token.type === "fence" && node.querySelector(":scope > pre > code")?.firstChild;
 	const text = withoutEnd(token.content);
@@ -102,7 +102,7 @@ function extend(node, { tokens: [token] }) {
 	return true;
 }
 
-/** The line that a fence closes is not longer by that. */
+/** The closing fence does not count as part of the last line. */
 const withoutEnd = (code) => code.replace(/\n$/, "");
 
 function dressLink(link) {

@@ -1,4 +1,4 @@
-// The memory panel: the log as a bar, what stands where, the summary with its ledger and receipts.
+// The memory panel: the log as a bar, its parts, and the summary with its ledger and receipts.
 
 import { at, call, get, post } from "./api.js";
 import { trying } from "./dialog.js";
@@ -6,7 +6,7 @@ import { button, byId, el, on, soft } from "./element.js";
 import { render } from "./markdown.js";
 import { counted, number, shortTime } from "./words.js";
 
-/** Lists up to here are open at first. */
+/** Lists up to this length are open at first. */
 const OPEN = 12;
 const WAITS = { failure: "another try", breaker: "a model", budget: "tomorrow’s tokens", small: "more to be said" };
 
@@ -16,7 +16,7 @@ export class Memory {
 	#known = null;
 	#isEditing = false;
 
-	/** `moved` is called when entries may be elsewhere than before. */
+	/** `moved` is called when entries may have moved to another part. */
 	constructor(moved) {
 		this.moved = moved;
 		on("summarise", "click", () => this.#summarise());
@@ -36,7 +36,7 @@ export class Memory {
 		if (known && asked === this.#asked && id === this.#id) this.#show(known);
 	}
 
-	/** Where an entry is: in the summary, pending, or seen word for word. */
+	/** An entry's part: in the summary, pending, or seen word for word. */
 	placeOf(seq) {
 		if (!this.#known) return "";
 		const { covered, window } = this.#known;
@@ -109,7 +109,7 @@ export class Memory {
 	}
 }
 
-/** The log in its three parts, oldest first. */
+/** The three parts of the log, oldest first. */
 function partsOf({ log, covered, pending, window, tokens }) {
 	const inSummary = Math.max(0, log.entries - pending.count - window.count);
 	return [
@@ -140,7 +140,7 @@ function sentence(covered, pending, window) {
 	return `The model reads the newest ${number(window)} word for word, and ${before}.${waits} The log keeps everything.`;
 }
 
-/** As open as it was. */
+/** Keeps open details open. */
 function section(id, title, items) {
 	const open = byId(id).firstChild?.open ?? items.length <= OPEN;
 	const head = el("summary", {}, el("h3", {}, title), soft(number(items.length)));

@@ -6,7 +6,7 @@ import { icon } from "./icons.js";
 import { render } from "./markdown.js";
 import { bytes, fullTime, shortTime } from "./words.js";
 
-/** `ready` is the answer's text where it is drawn already, `result` what a call came to. */
+/** `ready` is the answer's element if it is drawn already, `result` the result of a call. */
 export function messageItem(entry, ready, result) {
 	if (entry.role === "user") return userItem(entry, metaOf(entry));
 	if (entry.role === "assistant") return answerItem(entry, ready ?? prose(entry.text));
@@ -14,7 +14,7 @@ export function messageItem(entry, ready, result) {
 	return toolItem(entry, result);
 }
 
-/** What a person typed is shown as it was typed. */
+/** The user's text is shown as typed. */
 export function userItem({ text, attachments = [], quotes = [] }, meta) {
 	const files = attachments.length > 0 && el("div", { class: "files" }, attachments.map((file) => fileItem(file)));
 	const bubble = text && el("div", { class: "bubble", dir: "auto" }, text);
@@ -56,7 +56,7 @@ function part(title, value) {
 	return [el("h3", {}, title), el("pre", { tabindex: "0" }, text)];
 }
 
-/** A file that came with a message, or is about to; with `remove` it can be taken back. */
+/** A file of a message, sent or not; `remove` takes it off again. */
 export function fileItem({ kind, url, name, size, note, failed }, remove) {
 	const isPicture = kind === "image" && url;
 	const shown = isPicture ? el("img", { src: url, alt: name, loading: "lazy" }) : icon("file");

@@ -1,4 +1,4 @@
-// Messages on their way: below the log until it has them, kept over a reload, never sent twice.
+// Messages being sent: shown below the log until it has them, kept over reloads, never sent twice.
 
 import { el } from "./element.js";
 import { inTab } from "./kept.js";
@@ -22,7 +22,7 @@ export class Outbox {
 		this.#shown.clear();
 	}
 
-	/** Those of this tab that the log has not yet. */
+	/** This tab's messages that the log does not have yet. */
 	unsent(session) {
 		return all().filter((message) => message.session === session);
 	}
@@ -40,7 +40,7 @@ export class Outbox {
 		this.list.append(item);
 	}
 
-	/** Say how it stands with it; null where all is well. */
+	/** Show a message's state; null if all is well. */
 	mark(id, state) {
 		const item = this.#shown.get(id)?.item;
 		item?.querySelector(":scope > .meta").replaceChildren(...(state ? [state] : []));
@@ -51,13 +51,13 @@ export class Outbox {
 		this.take(id)?.item.remove();
 	}
 
-	/** What other tabs sent, and the log should have by now. */
+	/** Messages from other tabs, which the log should have by now. */
 	removeOthers() {
 		const own = all().map(({ id }) => id);
 		[...this.#shown.keys()].filter((id) => !own.includes(id)).forEach((id) => this.remove(id));
 	}
 
-	/** What is shown of it, which is the caller's from now on. */
+	/** Hands a message's element over to the caller. */
 	take(id) {
 		const found = this.#shown.get(id);
 		if (found) inTab.set(KEY, all().filter((message) => message.id !== id));
@@ -66,7 +66,7 @@ export class Outbox {
 	}
 }
 
-/** The id by which the server knows a message again. */
+/** The id by which the server recognises a message that is sent again. */
 export function newId() {
 	const bytes = crypto.getRandomValues(new Uint8Array(16)); // over plain HTTP there is no other
 	return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");

@@ -1,4 +1,4 @@
-// Following the end of the conversation, until the reader scrolls up.
+// Follows the end of the conversation until the reader scrolls up.
 
 import { byId, on } from "./element.js";
 
@@ -8,7 +8,7 @@ const NEAR_TOP = 600;
 export class Follower {
 	#last = 0;
 
-	/** `nearTop` is called as the reader comes to where older messages are wanted. */
+	/** `nearTop` is called when the reader gets close to the top and older messages are needed. */
 	constructor(box, nearTop) {
 		this.box = box;
 		this.isFollowing = true;
@@ -33,7 +33,7 @@ export class Follower {
 		byId("latest").hidden = isFollowing;
 	}
 
-	/** To the end, where the reader has not left it. */
+	/** Scrolls to the end, unless the reader has scrolled up. */
 	keepUp() {
 		if (!this.isFollowing) return;
 		this.box.scrollTop = this.box.scrollHeight;
@@ -45,7 +45,7 @@ export class Follower {
 		this.keepUp();
 	}
 
-	/** Let something grow above without moving what is read. */
+	/** Lets something above grow without moving the text being read. */
 	holding(act) {
 		const { scrollHeight, scrollTop } = this.box;
 		act();

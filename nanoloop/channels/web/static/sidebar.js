@@ -1,4 +1,4 @@
-// The conversations at the side: found, opened, and what can be done with one.
+// The list of conversations: search, open, and actions for each.
 
 import { at, call, get, patch } from "./api.js";
 import { askText, confirmed, menu, trying, walk } from "./dialog.js";
@@ -6,7 +6,7 @@ import { byId, el, iconButton, on } from "./element.js";
 import { fullTime, period } from "./words.js";
 
 const PAGE = 50;
-/** Older ones are found by search. */
+/** Older conversations are found by search. */
 const MOST = 200;
 const SOON_MS = 120;
 
@@ -21,7 +21,7 @@ export class Sidebar {
 	#asked = 0;
 	#limit = PAGE;
 
-	/** `gone(id)`: it was put away or deleted. */
+	/** `gone(id)` is called when a conversation was archived or deleted. */
 	constructor(gone) {
 		this.gone = gone;
 		this.list = byId("sessions");
@@ -31,7 +31,7 @@ export class Sidebar {
 		this.list.addEventListener("keydown", (event) => walk(event, [...this.list.querySelectorAll("a")]));
 	}
 
-	/** Look again in a moment; much that happens at once is one look. */
+	/** Reloads the list soon; many changes at once cause one reload. */
 	soon() {
 		this.#timer ||= setTimeout(() => {
 			this.#timer = 0;
@@ -89,7 +89,7 @@ export class Sidebar {
 			el("span", { class: "title", dir: "auto" }, titleOf(session)), awaiting > 0 && el("span", { class: "busy-dot", title: "waits for an answer" }));
 		mark(link, id === this.#open);
 		const about = { "aria-haspopup": "menu" };
-		return el("li", {}, link, iconButton("more", `What to do with ${titleOf(session)}`, ({ currentTarget }) => this.menu(session, currentTarget), about));
+		return el("li", {}, link, iconButton("more", `Actions for ${titleOf(session)}`, ({ currentTarget }) => this.menu(session, currentTarget), about));
 	}
 
 	menu(session, button) {

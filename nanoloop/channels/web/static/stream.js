@@ -1,4 +1,4 @@
-// Server-sent events: one connection that comes back by itself, soon at first, then patiently.
+// Server-sent events over one connection, which reconnects soon at first, then less often.
 
 const NAMES = "hello accepted text answer turn tool memory session sessions undone reset".split(" ");
 const QUICK_TRIES = 4;
@@ -15,7 +15,7 @@ export class Stream {
 	#stateChanged;
 	#off = new AbortController();
 
-	/** `heard(name, data)` for each event, `stateChanged("open" | "lost")` as it comes and goes. */
+	/** `heard(name, data)` is called for each event, `stateChanged("open" | "lost")` for the connection. */
 	constructor(path, heard, stateChanged) {
 		this.#path = path;
 		this.#heard = heard;
@@ -33,12 +33,12 @@ export class Stream {
 		this.#drop();
 	}
 
-	/** Try now, where it is lost. */
+	/** Reconnects now if the connection is lost. */
 	retry() {
 		if (this.#source?.readyState !== EventSource.OPEN) this.again();
 	}
 
-	/** Begin anew, and be told how everything stands. */
+	/** Starts over and gets the whole state again. */
 	again() {
 		this.#drop();
 		this.#open();
@@ -61,14 +61,14 @@ export class Stream {
 		if (source !== this.#source) return;
 		this.#tries += 1;
 		this.#stateChanged("lost");
-		// A short break is the browser's: it comes back with the id of the last event it heard.
+		// The browser handles short breaks itself and sends the id of the last event.
 		if (source.readyState === EventSource.CONNECTING && this.#tries <= QUICK_TRIES) return;
 		this.#drop();
 		const wait = Math.min(500 * 2 ** Math.min(this.#tries, 8), SLOWEST_MS);
 		this.#timer = setTimeout(() => this.#open(), wait * (0.5 + Math.random() / 2));
 	}
 
-	/** A tab that nobody looks at gives its connection back: a browser has six for a server. */
+	/** A hidden tab closes its connection, because a browser has only six per server. */
 	#look() {
 		clearTimeout(this.#hiding);
 		if (document.hidden) this.#hiding = setTimeout(() => this.#drop(), HIDDEN_MS);

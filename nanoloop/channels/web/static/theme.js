@@ -1,4 +1,4 @@
-// Dark, light or as the system has it; runs before the page is drawn, so that nothing flashes.
+// Dark, light, or the system's theme; runs before the page is drawn, so that nothing flashes.
 (() => {
 	const KEY = "nanoloop.theme";
 	const NEXT = { auto: "light", light: "dark", dark: "auto" };

@@ -1,4 +1,4 @@
-// Times, numbers and sizes as people say them.
+// Formats times, numbers and sizes for people.
 
 const DAY_MS = 86_400_000;
 
@@ -8,7 +8,7 @@ const full = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: 
 
 const midnight = () => new Date().setHours(0, 0, 0, 0);
 
-/** Today's by the hour, older ones by the day. */
+/** The time for today's messages, the date for older ones. */
 export function shortTime(iso) {
 	const when = new Date(iso);
 	return (when >= midnight() ? time : day).format(when);
@@ -16,7 +16,7 @@ export function shortTime(iso) {
 
 export const fullTime = (iso) => full.format(new Date(iso));
 
-/** Under which heading something of that time stands. */
+/** The heading under which a time is listed. */
 export function period(iso) {
 	const age = midnight() - new Date(iso);
 	if (age <= 0) return "Today";
