@@ -69,7 +69,7 @@ class ClientOperation(Operation):
         # Checked first, because parsing in a thread blocks all other threads.
         if _bytes_beside_images(data) > JSON_BYTES:
             raise ClientRefusal(
-                413, f"the request has more than {JSON_BYTES} bytes beside its images"
+                413, f"the request has more than {JSON_BYTES} bytes apart from its images"
             )
         if data.count(b"[") + data.count(b"{") > NESTED:
             raise ClientRefusal(413, f"there are more than {NESTED} lists and objects: send less")
