@@ -94,7 +94,7 @@ class Models:
                 await cast("LocalProvider", self.provider_of(self._model)).ready()
 
     def load_ahead(self) -> None:
-        """Start loading a local default model, for `Models` created later with equal settings."""
+        """If the default model is local, start loading it for `Models` that are created later."""
         if split(self._model)[0] == "local":
             cast("LocalProvider", self.provider_of(self._model)).load_ahead()
 

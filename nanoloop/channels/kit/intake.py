@@ -246,7 +246,7 @@ class Intake:
         return f"{self._name}:{chat}"
 
     def _account(self, heard: Heard) -> str:
-        """Return the account that pays for the turn: the person in private, else the group."""
+        """Return the owner whom the turn counts against: the person in private, else the group."""
         return f"{self._name}:{heard.sender if heard.private else heard.chat}"
 
 

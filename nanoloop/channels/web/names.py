@@ -124,7 +124,7 @@ class MessageNames:
         known = names.get(f"body {begins}") if is_again else None
         if known is not None and known.is_good:
             return known
-        # A refused message is in no session; a stopped one, or one from before a restart, may be.
+        # A refused message was never stored; a stopped one, or one from before a restart, may be.
         may_be_there = is_again and (known is None or not known.is_refused)
         return self._keep(names, f"body {begins}", _unkeyed(begins, is_again=may_be_there))
 
