@@ -157,3 +157,22 @@ def test_a_client_that_receives_slowly_is_not_cut_until_it_stops(connections):
 
 def test_a_process_has_one_limit():
     assert server.connections_of_process() is server.connections_of_process()
+
+
+async def test_a_request_byte_by_byte_takes_few_reads_and_is_answered(connections, monkeypatch):
+    pieces, take = [], server._Protocol.data_received
+
+    def taken(protocol, data):
+        pieces.append(data)
+        take(protocol, data)
+
+    monkeypatch.setattr(server._Protocol, "data_received", taken)
+    monkeypatch.setattr(server, "REST_SECONDS", 0.1)
+    whole = HALF + b"x: " + b"y" * 2000 + b"\r\n\r\n"
+    async with AsyncExitStack() as stack, listening() as page:
+        connection = await half_request(page, stack, said=b"")
+        for number in range(len(whole)):
+            await connection.send(whole[number : number + 1])
+        assert (await connection.receive()).startswith(b"HTTP/1.1 200")
+    assert b"".join(pieces) == whole
+    assert len(pieces) < len(whole) / 4

@@ -26,13 +26,21 @@ HEAD_BYTES = 64_000
 """How many bytes a request may send outside its body before its connection is closed."""
 CHUNK_COST = 8
 """Extra bytes allowed per byte of the body, for clients that send tiny chunks."""
+SMALL_BYTES = 1000
+PIECES = 8
+REST_SECONDS = 0.01
+"""If a request arrives in more pieces than this, reading pauses after each small one.
+
+Otherwise a client that sends byte by byte would slow everyone else down.
+"""
 IGNORED_BYTES = 1_000_000
 """How many bytes of a body are accepted after its request has been answered."""
 LOOP_BYTES = 64_000
 """The largest body that is parsed in the event loop; larger ones are parsed in a thread."""
 PATIENCE_SECONDS = 30
 """How long a client may go without receiving any pending data before it is disconnected."""
-SWEEP_SECONDS = 1
+SWEEP_SECONDS = 0.5
+"""How often to look for clients to disconnect, each of which stays at most this much longer."""
 TICK_SECONDS = 1
 ENDING_SECONDS = 0.01
 """During shutdown, how often to check whether all connections have ended."""
@@ -116,6 +124,8 @@ class _Http(h11.Connection):
     def __init__(self) -> None:
         super().__init__(h11.SERVER, HEAD_BYTES)  # this also limits each line of a body
         self._beside = self._body = 0
+        self.pieces = 0
+        """How many reads the current request has taken so far."""
 
     @property
     def has_too_much(self) -> bool:
@@ -124,6 +134,7 @@ class _Http(h11.Connection):
 
     def receive_data(self, data: bytes) -> None:
         self._beside += len(data)
+        self.pieces += 1
         super().receive_data(data)
 
     def next_event(self) -> Any:
@@ -133,6 +144,8 @@ class _Http(h11.Connection):
             self._body += 0 if self.our_state is h11.DONE else len(event.data)
         elif isinstance(event, h11.Request):
             self._beside = self._body = 0
+        elif isinstance(event, h11.EndOfMessage):
+            self.pieces = 0
         return event
 
 
@@ -165,6 +178,13 @@ class _Protocol(H11Protocol):
             self.transport.abort()
         elif self.conn.has_too_much:
             self.send_400_response("The request's headers are too large.")
+        elif self.conn.pieces > PIECES and len(data) < SMALL_BYTES:
+            self.transport.pause_reading()
+            self.loop.call_later(REST_SECONDS, self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -1,21 +1,25 @@
 """Anyone who reaches the port: connections that send what no request needs.
 
-    python -m tests.attack.flood KIND PORT SECONDS [--count 10] [--path /api/messages] [--token T]
+    python -m tests.attack.flood          floods what it is told to, until it is told to end
+    python -m tests.attack.flood --sink   listens, and cuts what sends too much, with no work at all
 
-Prints, as JSON, how long each connection lived after it had sent more than any bound allows.
+It is told by lines of JSON: `[["trailers", {"port": 8080, ...}], ...]` begins, a number ends, and
+waits for so many seconds until all have been cut; each is answered by one line.
+Its connections come from `ADDRESS`, so that a server can tell them apart.
 """
 
-import argparse
+import asyncio
 import json
 import socket
+import sys
 import time
 from collections.abc import Mapping
-from threading import Thread
+from threading import Event, Semaphore, Thread
 from typing import NamedTuple
 
+ADDRESS = "127.0.0.66"
 BOUND_BYTES = 64_000 + 2 * 262_144
 """What a listener may take before it cuts: its bound, what it reads at once, and what waits."""
-PATIENCE_SECONDS = 60
 MANY = b"".join(b"x%d: y\r\n" % number for number in range(5000))
 
 
@@ -27,8 +31,8 @@ class Kind(NamedTuple):
     piece: int = 65_536
 
 
-BODY = b"POST PATH HTTP/1.1\r\nHost: localhost\r\nTOKENTransfer-Encoding: chunked\r\n\r\n"
-HEAD = b"GET PATH HTTP/1.1\r\nHost: localhost\r\nTOKEN"
+BODY = b"POST PATH HTTP/1.1\r\nHost: localhost\r\nHEADERTransfer-Encoding: chunked\r\n\r\n"
+HEAD = b"GET PATH HTTP/1.1\r\nHost: localhost\r\nHEADER"
 KINDS: Mapping[str, Kind] = {
     "trailers": Kind(BODY + b"0\r\n", MANY),
     "one trailer": Kind(BODY + b"0\r\nx: ", b"y" * 65_536),
@@ -38,81 +42,122 @@ KINDS: Mapping[str, Kind] = {
     "one header byte by byte": Kind(HEAD + b"x: ", b"y" * 20_000, 1),
     "headers": Kind(HEAD, MANY),
     "one target": Kind(b"GET /", b"y" * 65_536),
+    "half requests": Kind(HEAD, b""),
 }
 
 
+class Target(NamedTuple):
+    """Where a flood goes, and from how many connections at once."""
+
+    port: int
+    path: str = "/api/messages"
+    header: str = ""
+    count: int = 10
+
+
 class Flood:
-    """One connection that goes on until it is cut, or the time is over."""
+    """Connections that go on until they are cut, each time anew."""
 
-    def __init__(self, kind: Kind, port: int, ends: float) -> None:
-        self._kind = kind
-        self._port = port
-        self._ends = ends
-        self._passed: float | None = None
-        self.sent = 0
-        self.is_cut = False
+    def __init__(self, kind: str, target: Target) -> None:
+        header = f"{target.header}\r\n" if target.header else ""
+        first, again, piece = KINDS[kind]
+        first = first.replace(b"PATH", target.path.encode()).replace(b"HEADER", header.encode())
+        self._kind = Kind(first, again, piece)
+        self._port = target.port
+        self._is_over = Event()
+        self._begun = Semaphore(0)
+        self._ends = float("inf")
+        self._threads = [Thread(target=self._go_on) for _ in range(target.count)]
+        self._ended: list[tuple[int, bool]] = []
 
-    @property
-    def seconds_beyond(self) -> float:
-        """How long it lived behind the bound."""
-        return 0.0 if self._passed is None else time.monotonic() - self._passed
+    def begin(self) -> None:
+        """Start all connections; returns when each has been made."""
+        for thread in self._threads:
+            thread.start()
+        for _ in self._threads:
+            self._begun.acquire()
 
-    def run(self) -> None:
-        """Send until it is cut."""
-        with socket.create_connection(("127.0.0.1", self._port)) as connection:
+    def end(self, patience: float) -> dict[str, int]:
+        """Make no more of them; what came of them, once each has been cut, or is given up."""
+        self._ends = time.monotonic() + patience
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+        sent, cut = zip(*self._ended, strict=True)
+        return {"made": len(sent), "cut": sum(cut), "most_bytes": max(sent)}
+
+    def _go_on(self) -> None:
+        while not self._is_over.is_set():
+            self._ended.append(self._send_all())
+            self._is_over.wait(0.05)
+
+    def _send_all(self) -> tuple[int, bool]:
+        """Send until it is cut; how much that was, and whether it was cut."""
+        sent = 0
+        address = ("127.0.0.1", self._port)
+        with socket.create_connection(address, source_address=(ADDRESS, 0)) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(1)
-            try:
-                self._send(connection, self._kind.first)
-                while time.monotonic() < self._ends and self.seconds_beyond < 3:
-                    self._send(connection, self._kind.again)
-            except TimeoutError:
-                return
-            except OSError:
-                self.is_cut = True
-
-    def _send(self, connection: socket.socket, data: bytes) -> None:
-        for start in range(0, len(data), self._kind.piece):
-            connection.sendall(data[start : start + self._kind.piece])
-            self.sent += self._kind.piece
-            if self._passed is None and self.sent > BOUND_BYTES:
-                self._passed = time.monotonic()
+            self._begun.release()
+            data = self._kind.first
+            while time.monotonic() < self._ends:
+                try:
+                    for start in range(0, len(data), self._kind.piece):
+                        if time.monotonic() > self._ends:
+                            break
+                        connection.sendall(data[start : start + self._kind.piece])
+                        sent += self._kind.piece
+                    if not self._kind.again and not connection.recv(1000):
+                        return sent, True
+                except TimeoutError:
+                    pass
+                except OSError:
+                    return sent, True
+                data = self._kind.again
+        return sent, False
 
 
 def main() -> None:
-    """Send from so many connections at once, each anew when it was cut."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("port", type=int)
-    parser.add_argument("seconds", type=float)
-    parser.add_argument("--count", type=int, default=10)
-    parser.add_argument("--path", default="/api/messages")
-    parser.add_argument("--token", default="")
-    args = parser.parse_args()
-    token = f"Authorization: Bearer {args.token}\r\n" if args.token else ""
-    kind = KINDS[args.kind]
-    first = kind.first.replace(b"PATH", args.path.encode()).replace(b"TOKEN", token.encode())
-    kind = kind._replace(first=first)
-    ends = time.monotonic() + args.seconds
-    made: list[Flood] = []
+    """Begin and end as told."""
+    floods: list[Flood] = []
+    for line in sys.stdin:
+        if isinstance(told := json.loads(line), list):
+            floods = [Flood(kind, Target(**target)) for kind, target in told]
+            for flood in floods:
+                flood.begin()
+            print("[]", flush=True)  # noqa: T201
+        else:
+            print(json.dumps([flood.end(told) for flood in floods]), flush=True)  # noqa: T201
 
-    def again_and_again() -> None:
-        # The first one in any case until it is cut: a slow machine sends little in this time.
-        until = ends + PATIENCE_SECONDS
-        while time.monotonic() < until:
-            made.append(flood := Flood(kind, args.port, until))
-            flood.run()
-            until = ends if flood.is_cut else until
-            time.sleep(0.05)
 
-    threads = [Thread(target=again_and_again) for _ in range(args.count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    found = {"made": len(made), "cut": sum(flood.is_cut for flood in made)}
-    print(json.dumps(found | {"most_bytes": max(flood.sent for flood in made)}))  # noqa: T201
+class Sink(asyncio.Protocol):
+    """Takes as much as a listener does, and looks at none of it."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take what comes."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport, self._left = transport, 64_000
+
+    def data_received(self, data: bytes) -> None:
+        """Cut it if that was too much."""
+        self._left -= len(data)
+        if self._left < 0:
+            self._transport.abort()
+        elif len(data) < 1000:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(0.01, self._transport.resume_reading)
+
+
+async def listen() -> None:
+    """Serve a sink for as long as the standard input is open; prints its port."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(Sink, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)  # noqa: T201
+    await loop.run_in_executor(None, sys.stdin.read)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["--sink"]:
+        asyncio.run(listen())
+    else:
+        main()
