@@ -1,14 +1,11 @@
 """A commit whose answer got lost is neither lost nor made twice, in any store."""
 
-import os
-import random
-
 import pytest
 
 from nanoloop.errors import StoreConflict, StoreError
 from nanoloop.session.entry import utc_now
 from nanoloop.session.session import Session
-from nanoloop.stores.database import COMMIT_ID, new_commit_id
+from nanoloop.stores.database import COMMIT_ID
 from nanoloop.stores.in_memory import InMemoryStore
 
 
@@ -198,21 +195,3 @@ async def test_a_head_of_an_older_version_has_no_id_and_is_gone_on_from(store):
     session = await store.load("s")
     await talk(store, session, ("two", "before"), ("three", None))
     assert await texts(store) == ["one", "two", "three"]
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # it has threads of its own
-def test_a_commits_id_is_nobody_elses_in_a_child_and_after_a_seed_either():
-    random.seed(1)
-    read, write = os.pipe()
-    mine = [new_commit_id() for _ in range(1000)]
-    if (child := os.fork()) == 0:
-        os.write(write, "\n".join(new_commit_id() for _ in range(1000)).encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as said:
-        theirs = said.read().split()
-    os.waitpid(child, 0)
-    random.seed(1)
-    mine += [new_commit_id() for _ in range(1000)]
-    assert len({*mine, *theirs}) == 3000
-    assert {len(name) for name in mine} == {11}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from random import Random
 from typing import Any, Protocol
 
 from nanoloop import defaults
 from nanoloop.errors import SessionDamaged
 from nanoloop.protocols import Node, OwedSession
-from nanoloop.session.entry import Entry, from_rfc3339
+from nanoloop.session.entry import Entry, fresh_id, from_rfc3339
 from nanoloop.session.head import ABOUT, Changes
 from nanoloop.stores.snapshot import (
     Decode,
@@ -33,19 +30,7 @@ FORGET_NODE_SECONDS = 3600.0
 HEARD_SECONDS = 72 * 3600
 """How long message ids are kept."""
 COMMIT_ID = "commit"
-"""The head's field for the random id of the commit that wrote it."""
-
-
-def new_commit_id() -> str:
-    """Generate a name that no other commit has; it is not secret.
-
-    It needs no system call, so it doesn't let other threads interrupt the turn.
-    """
-    return urlsafe_b64encode(_random.randbytes(8)).decode().rstrip("=")
-
-
-_random = Random()  # noqa: S311 - not secret
-os.register_at_fork(after_in_child=_random.seed)
+"""The head's field for the id of the commit that wrote it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +73,7 @@ class Commit:
         return cls(
             id=session_id,
             revision=changes.revision,
-            head={**changes.head, "rev": changes.revision + 1, COMMIT_ID: new_commit_id()},
+            head={**changes.head, "rev": changes.revision + 1, COMMIT_ID: fresh_id()},
             sections=changes.sections,
             entries=changes.entries,
             texts=texts,

@@ -1,12 +1,13 @@
 import json
 import os
+import random
 from datetime import datetime, timezone
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoloop.session.entry import Entry, from_rfc3339
+from nanoloop.session.entry import Entry, fresh_id, from_rfc3339
 
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()),
@@ -131,15 +132,19 @@ def test_what_is_no_entry_is_a_type_error(data):
         Entry.from_dict(data)
 
 
-def test_entries_of_processes_that_began_as_one_have_ids_of_their_own():
-    reader, writer = os.pipe()
-    if os.fork() == 0:
-        os.write(writer, Entry.message("user", "a").id.encode())
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # it has threads of its own
+def test_an_id_is_nobody_elses_in_a_child_and_after_a_seed_either():
+    random.seed(1)
+    read, write = os.pipe()
+    mine = [fresh_id() for _ in range(1000)]
+    if (child := os.fork()) == 0:
+        os.write(write, "\n".join(fresh_id() for _ in range(1000)).encode())
         os._exit(0)
-    made = {Entry.message("user", "a").id for _ in range(1000)}
-    os.wait()
-    assert os.read(reader, 100).decode() not in made
-    assert len(made) == 1000
-    assert {len(entry_id) for entry_id in made} == {32}
-    os.close(reader)
-    os.close(writer)
+    os.close(write)
+    with os.fdopen(read) as said:
+        theirs = said.read().split()
+    os.waitpid(child, 0)
+    random.seed(1)
+    mine += [Entry.message("user", "a").id for _ in range(1000)]
+    assert len({*mine, *theirs}) == 3000
+    assert {len(name) for name in mine} == {32}
