@@ -1,6 +1,6 @@
 """The command line: finds the command, runs it, and reports errors in one sentence.
 
-Each command is a module in this package, imported when the command is used. Its
+Each command but `version` is a module in this package, imported when it is used. Its
 `add_arguments(parser)` declares the arguments and its `run(args) -> int` runs the command. A
 command with actions (`add_actions`) has a function for each action instead of `run`.
 """
@@ -21,6 +21,7 @@ from importlib import import_module
 from traceback import format_exception
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from nanoloop import __version__
 from nanoloop.channels.screen import printable
 from nanoloop.cli.output import adapt, ask, failure, say
 from nanoloop.errors import (
@@ -71,6 +72,7 @@ FLAGS = {
 """Options shared by several commands, each with its value and meaning."""
 
 
+VERSION = "version"
 COMMANDS = {
     "setup": CommandHelp(
         "choose the model, connect a bot, and run it as a service",
@@ -218,7 +220,7 @@ COMMANDS = {
         ),
         flags=(),
     ),
-    "version": CommandHelp(
+    VERSION: CommandHelp(
         "show the versions of nanoloop and Python",
         ("nanoloop version",),
         flags=(),
@@ -424,8 +426,8 @@ def _run(argv: Sequence[str]) -> int:
     if mistake := _mistyped(parser, argv):
         return _say(mistake, Exit.USAGE)
     args = parser.parse_args(argv)
-    if args.version:
-        return int(import_module("nanoloop.cli.version").run(args))
+    if args.version or name == VERSION:
+        return _tell_version()
     if name is None:
         parser.print_help()
         return Exit.USAGE
@@ -433,6 +435,15 @@ def _run(argv: Sequence[str]) -> int:
         if isinstance(value, str) and key not in _PATHS:
             setattr(args, key, _as_text(value))
     return int(args.run(args))
+
+
+def _tell_version() -> int:
+    """Print both versions on one line."""
+    import platform  # noqa: PLC0415 - slow, and only wanted here
+
+    where = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    say(f"nanoloop {__version__} ({where})")
+    return Exit.DONE
 
 
 _PATHS = {"config", "data", "output", "file", "source", "target", "place"}
@@ -462,6 +473,8 @@ def actions_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argumen
 
 
 def _load(name: str, parser: argparse.ArgumentParser) -> None:
+    if name == VERSION:
+        return
     module = import_module(f"nanoloop.cli.{name.replace('-', '_')}")
     parser.set_defaults(run=getattr(module, "run", None))
     module.add_arguments(parser)
