@@ -227,6 +227,25 @@ async def test_an_older_one_is_brought_up_once(redis_url, redis, monkeypatch):
     assert await redis.get("nanoloop:format") == b"2"
 
 
+async def test_what_an_earlier_version_owes_may_be_an_erasure(store, redis):
+    for name in ("earlier", "now"):
+        session = await store.create(id=name)
+        session.claim("me")
+        session.add_message("user", "hi")
+        session.awaiting = session.last_seq
+        await store.save(session)
+    earlier, now = (store.database._keys.of(name)[4] for name in ("earlier", "now"))
+    await redis.hset(earlier, "earlier", f"{session.revision}  me".encode())
+    told = {each.id: (each.revision, each.by, each.erasing) async for each in store.owing()}
+    assert told == {
+        "earlier": (session.revision, "me", True),
+        "now": (session.revision, "me", False),
+    }
+    # Which reads what this version writes: a number, perhaps a moment, and a name.
+    revision, moment, by = (await redis.hget(now, "now")).split(b" ", 2)
+    assert (int(revision), moment, by) == (session.revision, b"", b"me")
+
+
 # Moving
 
 

@@ -438,7 +438,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _tell_version() -> int:
-    """Print both versions on one line."""
+    """Print the versions of nanoloop and Python on one line."""
     import platform  # noqa: PLC0415 - slow, and only wanted here
 
     where = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"

@@ -133,7 +133,7 @@ class _Rows:
             _lines(zip((e.seq for e in commit.entries), commit.texts, strict=True)),
             b"\n".join(name for _, name in self._heard(commit)),
             commit.owes,
-            _owed(commit.head["rev"], commit.expires_at, commit.by),
+            _owed(commit.head, commit.expires_at),
             *_fields(commit),
         )
         (stood,) = await self._server.ask(call)
@@ -266,7 +266,12 @@ class _Rows:
             for name, text in found.items():
                 revision, expires_at, by = text.split(b" ", 2)
                 if not expires_at or int(expires_at) >= now:
-                    yield OwedSession(id=name.decode(), revision=int(revision), by=as_text(by))
+                    yield OwedSession(
+                        id=name.decode(),
+                        revision=int(revision),
+                        by=as_text(by),
+                        erasing=not revision.startswith(_NOT_ERASING),
+                    )
 
     # Processes
 
@@ -357,10 +362,15 @@ def _noting(heard: Iterable[tuple[bytes, bytes]], at: int) -> Iterable[Call]:
     return (("ZADD", key, "NX", at, name) for key, name in heard)
 
 
-def _owed(revision: int, expires_at: int | None, by: str) -> bytes:
+_NOT_ERASING = b"+"
+"""Marks a revision with no pending erasure; earlier versions don't write it, and ignore it."""
+
+
+def _owed(head: Mapping[str, Any], expires_at: int | None) -> bytes:
     """Return a session's value for the index of pending work."""
+    sign = b"" if head.get("erasing") else _NOT_ERASING
     moment = "" if expires_at is None else expires_at
-    return f"{revision} {moment} ".encode() + as_bytes(by)
+    return sign + f"{head['rev']} {moment} ".encode() + as_bytes(str(head.get("by") or ""))
 
 
 def _node(name: bytes, told: bytes, age: int, holds: Iterable[bytes]) -> Node:
@@ -540,15 +550,15 @@ class _FormerSession:
 
     def takes(self, keys: RedisKeys) -> Call:
         """Return the call that converts the session to format 2."""
-        try:
-            by = str(self._stored().get("by") or "")
-        except SessionDamaged:
-            by = ""
+        head: Mapping[str, Any] = {}
+        with suppress(SessionDamaged):
+            head = self._stored()
         session, *_, owing, behind = keys.of(self.id)
         expires_at = int(self._expires_at) if self._expires_at else None
         rev = self.rev or b""
         own = [session, keys.part(self.id, b"seen"), owing, behind]
-        owed = owed_in(self._head, json.loads), _owed(int(rev), expires_at, by)
+        index = _owed({**head, "rev": int(rev)}, expires_at)
+        owed = owed_in(self._head, json.loads), index
         return TAKE_OVER(own, self.id, rev, *owed)
 
 
