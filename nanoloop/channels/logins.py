@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,8 +62,12 @@ class Logins:
 
     async def is_open(self, cookie: str) -> bool:
         """Return whether this cookie's login is still open, even if another process ended it."""
-        digest = _digest(cookie)
-        return any(login.digest == digest for login in await self.open())
+        return bool(await self.open_of({cookie}))
+
+    async def open_of(self, cookies: Collection[str]) -> set[str]:
+        """Return those of these cookies whose logins are still open; the store is read once."""
+        known = {login.digest for login in await self.open()}
+        return {cookie for cookie in cookies if _digest(cookie) in known}
 
     async def end(self, cookie: str) -> None:
         """End this cookie's login; durable when this returns."""

@@ -1,6 +1,6 @@
 """Whoever holds a token, or had a cookie, has what it is for and no more."""
 
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -238,14 +238,45 @@ async def test_a_stream_ends_at_once_when_its_login_does(web):
         assert await told_in(going_on, "afterwards")
 
 
-async def test_a_stream_whose_login_ended_elsewhere_tells_no_more(web, monkeypatch):
-    monkeypatch.setattr(feed, "LOGIN_SECONDS", 0)
-    gone = await logged_in(web, TOKEN)
+async def ends(lines):
+    """Read to the end of a stream."""
+    with anyio.fail_after(30):
+        async for _ in lines:
+            pass
+
+
+async def test_a_stream_ends_soon_after_its_login_ended_elsewhere(web, monkeypatch):
+    monkeypatch.setattr(feed, "LOGIN_SECONDS", 0.01)
+    gone, kept = await logged_in(web, TOKEN), await logged_in(web, TOKEN)
     web.client.cookies.clear()
-    async with lines_for(web, gone) as ended:
+    # The server looks again after it has slept for as long as it did before.
+    async with lines_for(web, gone) as ended, lines_for(web, kept) as going_on:
         await web.channel.backend.access.logins.end(gone["Cookie"].partition("=")[2])
+        await ends(ended)
         change(web, "afterwards")
-        assert not await told_in(ended, "afterwards")
+        assert await told_in(going_on, "afterwards")
+
+
+async def test_the_store_is_asked_once_for_the_logins_of_all_streams(web, monkeypatch):
+    logins, asked = web.channel.backend.access.logins, []
+    cookies = [await logged_in(web, TOKEN) for _ in range(3)]
+    web.client.cookies.clear()
+    async with AsyncExitStack() as stack:
+        for cookie in (*cookies, *cookies):
+            lines = await stack.enter_async_context(lines_for(web, cookie))
+        read, looked = logins.open, anyio.Event()
+
+        async def counted():
+            asked.append(len(asked))
+            looked.set()
+            return await read()
+
+        monkeypatch.setattr(logins, "open", counted)
+        monkeypatch.setattr(feed, "LOGIN_SECONDS", 60)
+        await looked.wait()
+        change(web, "afterwards")
+        assert await told_in(lines, "afterwards")
+    assert asked == [0]
 
 
 async def test_a_login_outlives_a_restart_and_is_ended_on_the_command_line(tmp_path, capsys):

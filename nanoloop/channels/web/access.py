@@ -94,11 +94,10 @@ class WebAccess:
             return None
         return self._guesses.owner_of(secret, address, kind="login")
 
-    async def is_valid(self, request: Request) -> bool:
-        """Return whether a request would still be admitted: its login may have ended since."""
-        if self.callers.is_open or _token_in(request) is not None:
-            return True
-        return await self._logged_in(request) is not None
+    async def valid_of(self, cookies: Collection[str]) -> set[str]:
+        """Return those of these cookies that are still valid: a login may have ended since."""
+        known = {cookie for cookie in cookies if self.callers.of_cookie(cookie) is not None}
+        return await self.logins.open_of(known)
 
     def _refuse_other_sites(self, request: Request) -> None:
         origin = request.headers.get("origin")

@@ -214,6 +214,8 @@ class WebChannel:
         assert listener is not None  # noqa: S101 - `bind` has made it
         async with anyio.create_task_group() as group:
             group.start_soon(self.backend.watch.run, name="watch of what is read")
+            valid_of = self.backend.access.valid_of
+            group.start_soon(self.backend.streams.end_logged_out, valid_of, name="watch of logins")
             await server.serve(listener)
             group.cancel_scope.cancel()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -270,14 +269,12 @@ def _stream(
     call: ApiCall, watched: Sequence[FeedCursor], first: Sequence[FeedEvent]
 ) -> EventStream:
     """Return a stream of these feeds that ends when the reader loses access."""
-    access = call.backend.access
     return EventStream(
         call.backend.streams,
         watched,
         first=first,
         owner=call.who.account,
-        login=access.login_of(call.request),
-        is_valid=partial(access.is_valid, call.request),
+        login=call.backend.access.login_of(call.request),
     )
 
 

@@ -345,7 +345,7 @@ class Receipts:
 KEEP_ALIVE_SECONDS = 15
 """After this much silence, a comment is sent to check whether the reader is still connected."""
 LOGIN_SECONDS = 2
-"""How often to check that a reader is still logged in before sending more."""
+"""How often to ask the store which readers are still logged in."""
 TOGETHER_SECONDS = 0.02
 """How long to collect more text after a piece, because nobody reads that fast."""
 RETRY = b"retry: 1000\n\n"
@@ -465,6 +465,18 @@ class OpenStreams:
             if admitted_by == login:
                 waker.dismiss()
 
+    async def end_logged_out(self, valid_of: Callable[[set[str]], Awaitable[set[str]]]) -> None:
+        """End the streams of logins that another process has ended; runs until cancelled.
+
+        `valid_of` returns those of the given cookies that are still valid.
+        """
+        while True:
+            await anyio.sleep(LOGIN_SECONDS)
+            if logins := {*self._logins.values()}:
+                with suppress(StoreError):  # can't be checked now, so readers may stay
+                    for login in logins - await valid_of(logins):
+                        self.end_login(login)
+
     def end(self) -> None:
         """End all streams and accept no more."""
         self._is_over = True
@@ -483,18 +495,14 @@ class EventStream:
         first: Sequence[FeedEvent],
         owner: str,
         login: str,
-        is_valid: Callable[[], Awaitable[bool]],
     ) -> None:
         """`first` is sent before anything new; raises `Refusal` if too many streams are open.
 
-        The stream ends as soon as this process ends the reader's `login`, and soon after `is_valid`
-        returns False.
+        The stream ends when the reader's `login` does.
         """
         self._streams = streams
         self._watched = watched
         self._first = first
-        self._is_valid = is_valid
-        self._checked = time.monotonic()
         self._waker = Waker()
         streams.enter(self._waker, owner=owner, login=login)
 
@@ -526,20 +534,10 @@ class EventStream:
                 if await _has_left(receive):
                     return
                 data = b":\n\n"
-            if not await self._is_admitted():
+            if self._waker.is_dismissed:
                 await send_body(send, data, more=False)
                 return
             events = self._taken()
-
-    async def _is_admitted(self) -> bool:
-        if self._waker.is_dismissed:
-            return False
-        if time.monotonic() - self._checked < LOGIN_SECONDS:
-            return True
-        self._checked = time.monotonic()
-        with suppress(StoreError):  # can't be checked now, so the reader may stay
-            return await self._is_valid()
-        return True
 
     def _taken(self) -> list[FeedEvent]:
         return [event for watched in self._watched for event in watched.take()]
