@@ -1,14 +1,12 @@
 """Anyone who reaches the port: connections that send what no request needs.
 
-    python -m tests.attack.flood          floods what it is told to, until it is told to end
-    python -m tests.attack.flood --sink   listens, and cuts what sends too much, with no work at all
+    python -m tests.attack.flood
 
-It is told by lines of JSON: `[["trailers", {"port": 8080, ...}], ...]` begins, a number ends, and
-waits for so many seconds until all have been cut; each is answered by one line.
-Its connections come from `ADDRESS`, so that a server can tell them apart.
+It is told what to do by lines of JSON: `[["trailers", {"port": 8080, ...}], ...]` begins, `[]` ends
+once each connection has been cut; each is answered by one line. Its connections come from
+`ADDRESS`, so that a server can tell them apart.
 """
 
-import asyncio
 import json
 import socket
 import sys
@@ -20,6 +18,7 @@ from typing import NamedTuple
 ADDRESS = "127.0.0.66"
 BOUND_BYTES = 64_000 + 2 * 262_144
 """What a listener may take before it cuts: its bound, what it reads at once, and what waits."""
+PATIENCE_SECONDS = 120
 MANY = b"".join(b"x%d: y\r\n" % number for number in range(5000))
 
 
@@ -77,9 +76,9 @@ class Flood:
         for _ in self._threads:
             self._begun.acquire()
 
-    def end(self, patience: float) -> dict[str, int]:
+    def end(self) -> dict[str, int]:
         """Make no more of them; what came of them, once each has been cut, or is given up."""
-        self._ends = time.monotonic() + patience
+        self._ends = time.monotonic() + PATIENCE_SECONDS
         self._is_over.set()
         for thread in self._threads:
             thread.join()
@@ -103,8 +102,6 @@ class Flood:
             while time.monotonic() < self._ends:
                 try:
                     for start in range(0, len(data), self._kind.piece):
-                        if time.monotonic() > self._ends:
-                            break
                         connection.sendall(data[start : start + self._kind.piece])
                         sent += self._kind.piece
                     if not self._kind.again and not connection.recv(1000):
@@ -121,43 +118,14 @@ def main() -> None:
     """Begin and end as told."""
     floods: list[Flood] = []
     for line in sys.stdin:
-        if isinstance(told := json.loads(line), list):
+        if told := json.loads(line):
             floods = [Flood(kind, Target(**target)) for kind, target in told]
             for flood in floods:
                 flood.begin()
             print("[]", flush=True)  # noqa: T201
         else:
-            print(json.dumps([flood.end(told) for flood in floods]), flush=True)  # noqa: T201
-
-
-class Sink(asyncio.Protocol):
-    """Takes as much as a listener does, and looks at none of it."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take what comes."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport, self._left = transport, 64_000
-
-    def data_received(self, data: bytes) -> None:
-        """Cut it if that was too much."""
-        self._left -= len(data)
-        if self._left < 0:
-            self._transport.abort()
-        elif len(data) < 1000:
-            self._transport.pause_reading()
-            asyncio.get_running_loop().call_later(0.01, self._transport.resume_reading)
-
-
-async def listen() -> None:
-    """Serve a sink for as long as the standard input is open; prints its port."""
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(Sink, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)  # noqa: T201
-    await loop.run_in_executor(None, sys.stdin.read)
+            print(json.dumps([flood.end() for flood in floods]), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--sink"]:
-        asyncio.run(listen())
-    else:
-        main()
+    main()
