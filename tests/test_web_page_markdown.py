@@ -263,17 +263,24 @@ UNGUARDED = """async texts => {
 )  # fmt: skip
 async def test_no_text_takes_long(page, piece):
     text = piece * (60_000 // len(piece))
+    usual = USUAL * (len(text) // len(USUAL))
     spent = await page.evaluate(
-        """async text => {
+        """async texts => {
             const { render } = await import("/static/markdown.js");
-            const spent = () => {
-                const started = performance.now();
-                render(text);
-                return performance.now() - started;
-            };
-            const first = spent(); // something else may keep the machine busy
-            return first < 500 ? first : Math.min(first, spent(), spent());
+            const least = texts.map(() => Infinity);
+            for (let round = 0; round < 5 && !(least[0] < 10 * least[1]); round += 1) {
+                texts.forEach((text, number) => {
+                    const started = performance.now();
+                    render(text);
+                    least[number] = Math.min(least[number], performance.now() - started);
+                });
+            }
+            return least;
         }""",
-        text,
+        [text, usual],
     )
-    assert spent < 1000
+    assert spent[0] < 10 * spent[1]
+
+
+USUAL = "*a* `b` [c](d)\n"
+"""An ordinary answer to compare with: how fast the machine is makes no difference."""

@@ -4,7 +4,6 @@ import os
 import random
 import signal
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -19,8 +18,8 @@ from tests.proof.victims import ROOT, a_victim
 MOST_TOOLS = 5
 LONGEST_SECONDS = 0.006
 """How long a tool takes at most that returns at all."""
-LAST_KILL_SECONDS = 0.012
-"""Behind the calls; nobody lives on, as one tool at least never returns."""
+MOST_SECONDS = 0.003
+"""How long the kill comes at most behind the last result that it waits for."""
 
 
 class Step:
@@ -35,6 +34,10 @@ class Step:
         self.tools[str(chance.randrange(len(self.tools)))] = None
         self.kept = set()
         """The tools whose results were durable, as far as was heard."""
+        # Nobody lives on: one tool never returns.
+        self.killed_behind = chance.randrange(len(self.tools))
+        """Of how many results it is heard that they were kept before the kill."""
+        self.kill_seconds = chance.uniform(0, MOST_SECONDS)
 
     async def check(self, url, ledger):
         """Look at what became of it after the restart; raises `Broken`."""
@@ -67,8 +70,7 @@ async def prove_results(url, folder, kills, seed=1):
             step = Step(number, chance)
             job = {"store": url, "chat": step.chat, "tools": step.tools, "ledger": str(ledger)}
             await victim.send(job)
-            seconds = chance.uniform(0, LAST_KILL_SECONDS)
-            _expect(await _life(victim, step, kill_after=seconds), signal.SIGKILL)
+            _expect(await _life(victim, step, is_killed=True), signal.SIGKILL)
             await victim.send({**job, "resumes": True})
             _expect(await _life(victim, step), 0)
             lines = ledger.read_text().splitlines() if ledger.exists() else []  # noqa: ASYNC240
@@ -83,20 +85,21 @@ async def prove_results(url, folder, kills, seed=1):
     )
 
 
-async def _life(victim, step, kill_after=None):
+async def _life(victim, step, *, is_killed=False):
     """The status that the process ended with."""
-    pid = 0
+    pid, is_asked = 0, False
     with anyio.fail_after(40):
         while True:
             word, first, *more = await victim.words()
             if word == "pid":
                 pid = int(first)
-            if word == "asked" and kill_after is not None:
-                await anyio.sleep(kill_after)
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            if word == "kept" and kill_after is not None:
+            if word == "kept" and is_killed:
                 step.kept.add(first)
+            is_asked = is_asked or word == "asked"
+            if is_killed and is_asked and len(step.kept) >= step.killed_behind:
+                await anyio.sleep(step.kill_seconds)
+                os.kill(pid, signal.SIGKILL)
+                is_asked = False  # it is killed once
             if word == "wrong":
                 raise Broken(f"{step.chat}: {' '.join([first, *more])}")
             if word == "ended":
