@@ -116,6 +116,7 @@ async def test_a_file_is_sent_only_in_the_chat_that_it_came_to(stage, tmp_path):
         assert found == {(at, whose): at == whose for at, whose in found}
 
 
+@pytest.mark.slow
 async def test_a_new_conversation_has_none_of_the_old_ones_files_and_a_fork_has_all(
     stage, tmp_path
 ):
