@@ -43,7 +43,7 @@ async def sent(web, body):
 async def test_what_is_no_image_has_a_limit_of_its_own(web, extra):
     refused = await sent(web, SAID % extra)
     assert refused.status_code == 413
-    assert f"more than {JSON_BYTES} bytes beside" in refused.json()["error"]["message"]
+    assert f"more than {JSON_BYTES} bytes apart from" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("extra", [ONE_IMAGE, b"[%s, %s]" % (ONE_IMAGE, ONE_IMAGE)])
