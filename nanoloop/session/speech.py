@@ -214,7 +214,7 @@ def is_told_apart(entry: Entry) -> bool:
 
 
 def for_people(entry: Entry) -> str:
-    """Return a message's text after its quotes, as exports show it."""
+    """Return a message's quotes and then its text, as exports show them."""
     told = (_quoted(name_of(quote.speaker), quote.text) for quote in quotes_of(entry))
     return "\n\n".join((*told, str(entry.content.get("text") or "")))
 

@@ -1,4 +1,4 @@
-"""Call async code from sync code and the reverse, with a lock that works for both."""
+"""Call async code from sync code and vice versa, with a lock that works for both."""
 
 from __future__ import annotations
 
