@@ -538,7 +538,7 @@ def forget(connection: sqlite3.Connection, number: int, seqs: set[int] | None) -
 
 
 def said_in(entry: Entry) -> str:
-    """Return an entry's searchable text; "" for reasoning and for results of recall."""
+    """Return an entry's searchable text; or "" for reasoning and recall results."""
     content = entry.content
     if entry.type == MESSAGE:
         said = (str(content.get("text") or ""), other_words(entry))

@@ -210,7 +210,7 @@ class Budget:
 
     @property
     def spent_today(self) -> Spent:
-        """The usage since midnight; without a file, since the process started at most."""
+        """The usage since midnight; without a file, only what this process has used."""
         if self._now().date() != self._day:
             self._day, self._spent = self._now().date(), Spent()
         self._look()
