@@ -13,7 +13,7 @@ from nanoloop.settings.problems import DEFAULT_AGENT
 
 
 class PlatformSettings(Section):
-    """A chat platform by its NAME; config/NAME.example.toml shows its own settings."""
+    """Settings for the chat platform NAME; config/NAME.example.toml also shows its own settings."""
 
     needs: ClassVar[Sequence[str]] = ()
     """The settings that are required to connect."""
@@ -21,7 +21,7 @@ class PlatformSettings(Section):
     enabled: bool = True
     """Serve this platform once its required settings are set."""
     users: Names = Field(default=(), examples=[["12345678"]])
-    """The people who may talk to the bot, by their ids on the platform; "*" is everyone."""
+    """The people who may talk to the bot, by their ids on the platform; "*" means everyone."""
     chats: Names = Field(default=(), examples=[["-1001234567"]])
     """The chats in which everyone may talk to the bot, by their ids."""
     roles: Names = Field(default=(), examples=[["members"]])
@@ -33,7 +33,7 @@ class PlatformSettings(Section):
     groups: Literal["mention", "always", "never"] = "mention"
     """When the bot answers in a group: if it is mentioned, always, or never."""
     overheard: Literal["keep", "ignore"] = "keep"
-    """Keep or ignore what is said in a group between the questions to the bot."""
+    """Keep or ignore what is said in a group between questions to the bot."""
     threads: Literal["own", "shared"] = "own"
     """Make each thread a conversation of its own, or part of the chat's conversation."""
     burst_seconds: Annotated[float, Field(ge=0, le=60), Unit("seconds")] = 0
