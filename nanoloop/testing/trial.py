@@ -196,7 +196,7 @@ Exchange = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """One thing that the user says, with the words that must not get lost."""
+    """A fact that the user mentions, with the words that must not get lost."""
 
     said: str
     signs: tuple[str, ...]

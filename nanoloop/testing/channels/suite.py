@@ -1,4 +1,4 @@
-"""Tests of what every channel must do, to inherit from."""
+"""Base classes with the tests that every channel must pass."""
 
 from __future__ import annotations
 
