@@ -139,7 +139,7 @@ class InProcessBus:
     async def deliveries(self) -> AsyncIterator[Delivery]:
         """Yield the messages to answer.
 
-        A new consumer also gets those that the last one did not acknowledge.
+        A new consumer also gets the messages that the last one did not acknowledge.
         """
         self._untaken = deque(self._unacknowledged)
         while True:

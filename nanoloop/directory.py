@@ -170,7 +170,7 @@ class SessionDirectory:
             raise ValueError(f"{file} is not a text file: {broken}") from broken
 
     def _with_rest(self, session: Session, data: dict[str, Any]) -> Session:
-        """Add the data that the messages lack, unless the messages were edited since."""
+        """Add the data that the messages lack, unless they were edited after they were saved."""
         rest = data.get("session")
         if not isinstance(rest, dict):
             return session

@@ -17,7 +17,7 @@ NanoloopError
 │   ├── TurnLost             another process has answered the question
 │   ├── StepRefused          a change would skip what the chat owes first
 │   └── HistoryNotLoaded     the whole history was requested, only the window is loaded
-├── StoreError               (the store can't do this; nothing was half-written)
+├── StoreError               (the store can't do what was asked; nothing was half-written)
 │   ├── StoreLocked          an earlier version owns the folder
 │   ├── DiskRefused          a file of the store could not be read or written
 │   ├── FileRefused          (also an OSError) a link, a device, or another user's file
@@ -37,7 +37,7 @@ NanoloopError
 ├── TurnFailed               a message has no answer; raised to the code that asked
 ├── LaneFull                 this chat has too many messages waiting
 ├── SendLater                the chat can't be reached now; the message is sent again later
-├── Declined                 a platform will never do this, for a reason that may be logged
+├── Declined                 a platform will never accept this request; the reason may be logged
 ├── Refused, FormatRefused, TooLong, MessageGone
 │                            (channels/kit/platform.py) what went wrong, according to the platform
 ├── ModelError               a model file is not available
@@ -219,7 +219,7 @@ class StepRefused(SessionError):
 
 
 class StoreError(NanoloopError):
-    """The store can't do this; everything already stored is intact."""
+    """The store can't do what was asked; everything already stored is intact."""
 
 
 class StoreLocked(StoreError):
@@ -367,7 +367,7 @@ class LaneFull(NanoloopError):
 
 
 class SendLater(NanoloopError):
-    """A channel can't send this now; the send is retried, after `seconds` if given."""
+    """A channel can't send an item now; sending is retried, after `seconds` if given."""
 
     def __init__(self, reason: str, *, seconds: float | None = None) -> None:
         super().__init__(f"not sent yet ({reason}): it will be retried")
@@ -376,7 +376,7 @@ class SendLater(NanoloopError):
 
 
 class Declined(NanoloopError):
-    """A platform will never do this; `reason` is a code or fixed phrase, never user text."""
+    """A platform will never accept this; `reason` is a code or fixed phrase, never user text."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

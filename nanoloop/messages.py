@@ -87,7 +87,7 @@ class Inbound:
     agent: str | None = None
     """The agent for a session that has none yet."""
     agents: tuple[str, ...] | None = None
-    """The agents that the sender may choose: any by default, and only the default agent for ()."""
+    """The agents that the sender may choose: None means any, and () only the default agent."""
     language: Language | None = None
     """The language of the loop's own messages to this chat, if the agent has none."""
     edits: str | None = None
@@ -163,7 +163,7 @@ class Ack(Protocol):
     """A callback that tells the bus that a message is durable elsewhere, or was refused."""
 
     async def __call__(self, outcome: Outcome = "kept") -> None:
-        """Let the bus drop the message, which had this outcome."""
+        """Tell the bus the outcome, so that it can drop the message."""
         ...
 
 

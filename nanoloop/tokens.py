@@ -42,7 +42,7 @@ _PER_OTHER = 2.0
 """The tokens for an emoji, or for anything rarer."""
 
 LEAST, MOST = 0.5, 2.0
-"""The limits of the correction."""
+"""The lowest and the highest correction factor."""
 _STEP = 0.2
 """The share of the difference by which one measurement moves the correction."""
 
