@@ -141,7 +141,7 @@ class Head:
 
     @classmethod
     def load(cls, stored: Mapping[str, Any]) -> Head:
-        """Read the form that any version stored; unknown fields are ignored."""
+        """Read the form stored by any version; unknown fields are ignored."""
         known: dict[str, Any] = {
             name: _FORMS[name][1](stored[name]) if name in _FORMS else int(stored[name])
             for name in _NAMES

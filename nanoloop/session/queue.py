@@ -1,4 +1,4 @@
-"""A session's pending work: messages before their turn, answers before their arrival."""
+"""A session's pending work: messages waiting for their turn, and answers not yet delivered."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ FOLLOWS: Mapping[Stage, Mapping[Stage, str]] = {
 
 
 class Queue:
-    """A chat's messages before their turn, and its answers before their arrival."""
+    """A chat's messages waiting for their turn, and its answers not yet delivered."""
 
     __slots__ = ("senders", "unsent", "waiting")
 

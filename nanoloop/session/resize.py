@@ -63,7 +63,7 @@ class ResizeInput:
     memo: Any
     memo_seq: int
     end: int
-    """The newest entry's number at that moment."""
+    """The number of the newest entry when the resize began."""
     epoch: int
     turns: int
     options: Options

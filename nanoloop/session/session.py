@@ -260,7 +260,7 @@ class Session(Conversation):
 
     @property
     def shows_earlier(self) -> bool:
-        """True if the window has an exchange before the last one."""
+        """True if the window contains any exchange before the last one."""
         return sum(map(is_asked, self.window)) > 1
 
     def context_size(self) -> int:

@@ -47,7 +47,7 @@ _OURS = frozenset('|#:;,"`\\=*<>~^«»“”„‟\u2039\u203a')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """A text in a message, with its speaker."""
+    """A text within a message, together with its speaker."""
 
     kind: Kind
     text: str
@@ -243,7 +243,7 @@ def who(speaker: Speaker | None, otherwise: str = SOMEONE) -> str:
 def display_name(name: str) -> str:
     """Return a name in a safe form to show: one short line, unlike any mark or role.
 
-    Different people may have the same name shown, but their handles differ.
+    Different people may be shown with the same name, but their handles differ.
     """
     visible = "".join(c for c in name[:_READ_CHARS] if category(c) not in _UNSEEN)
     plain = "".join(map(_shown, normalize("NFKC", visible)))
