@@ -27,7 +27,7 @@ class PlatformSettings(Section):
     roles: Names = Field(default=(), examples=[["members"]])
     """The roles whose members may talk to the bot, by their ids, if the platform has roles."""
     operators: Names = Field(default=(), examples=[["12345678"]])
-    """The people who may talk, approve others with /pair, and change a group's conversation."""
+    """Who may talk to the bot, approve others with /pair, and change a group's conversation."""
     pairing: bool = True
     """Give strangers in private chats a code for `nanoloop pair approve`."""
     groups: Literal["mention", "always", "never"] = "mention"
@@ -41,7 +41,7 @@ class PlatformSettings(Section):
     steers: bool = False
     """Add a message sent during an answer to that turn, instead of letting it wait."""
     per_minute: Messages = 20
-    """How many messages from one person are answered per minute; any more wait."""
+    """How many messages from one person are answered per minute; further messages wait."""
     per_day: Messages | None = Field(default=None, examples=[500])
     """How many messages are answered in one chat per day; by default, there is no limit."""
     stream: bool = True

@@ -58,7 +58,7 @@ class ServerSettings:
 
     @property
     def lacks(self) -> str | None:
-        """A sentence on what must be set to call the server, or None."""
+        """A sentence that says what must be set to call the server, or None."""
         if self.url is None:
             return f"no address is set: set {self.vendor.address}"
         if self.key is None and self.vendor.keys and self.url == (self.vendor.url or self.url):
@@ -137,7 +137,7 @@ def own_of(settings: Settings, word: str) -> Any:
 
 
 def lacking(settings: Settings, model: str) -> str | None:
-    """Return a sentence on what must be set to call this model, or None."""
+    """Return a sentence that says what must be set to call this model, or None."""
     word, name = split(model)
     if word and not name:
         return f"no model is named: write {word}:NAME"
@@ -199,7 +199,7 @@ _FOR_THE_CONVERSATION = 0.75
 _CHARS_A_TOKEN = 2
 """A low value, to suit all languages: a batch too long for the model would never be summarised."""
 _SUMMARY_SECONDS = 600
-"""A long time, because the model reads slowly and lets every turn go first."""
+"""A long time, because a local model reads slowly and answers all turns first."""
 
 
 def context_tokens(settings: Settings, model: str | None = None) -> int:
