@@ -25,7 +25,7 @@ LOOKUPS = 4
 """How many names are looked up at the same time, each in a thread."""
 LOOKUP_SECONDS = 10.0
 MOST_HOSTS = 20
-"""How many hosts are looked up for one call."""
+"""How many hosts a single call may look up."""
 MOST_CHARS = 4000
 _HOST = re.compile(r"(?P<name>[a-z0-9_.-]+)|\[(?P<six>[0-9a-f:.]+)\]")
 _NUMBER = re.compile(r"\d+|0x[0-9a-f]*")
@@ -75,7 +75,7 @@ def known_address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def network_of(address: str) -> str:
-    """Return the network whose addresses a single client can usually all use.
+    """Return the network whose addresses usually all belong to one client.
 
     The result is "this machine", a single IPv4 address, or the client's IPv6 network.
     """
@@ -194,11 +194,11 @@ class AddressCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchLimits:
-    """How much may be fetched, and how long a fetch may take."""
+    """How much may be fetched, and how much time it may take."""
 
     most_bytes: int = 10_000_000
     seconds: float = 30
-    """Measured from the first lookup to the last byte."""
+    """The time limit, from the first lookup to the last byte."""
     redirects: int = 5
 
 

@@ -74,7 +74,7 @@ class App:
             self.observers.append(installation.hear)
         """Observers that receive every event, from before the store opens until it is closed."""
         self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        """Other tasks, which run as long as the loop does."""
+        """Other tasks to run for as long as the loop runs."""
         self.former_files: Sequence[Path] = ()
         """Plaintext files left by earlier runs, removed before any message is answered."""
         self.stopping: list[Callable[[], None]] = []
@@ -180,7 +180,7 @@ class App:
             await self._store.close()
 
     def stop(self) -> None:
-        """Accept no more messages; running work is finished within its deadlines."""
+        """Accept no more messages, but let running work finish within its deadlines."""
         for tell in self.stopping:
             tell()
         for channel in self._channels:

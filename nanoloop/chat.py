@@ -166,7 +166,7 @@ class Chats:
         return self._workers.is_busy(key) or self._is_busy_elsewhere(self._sessions.known(key))
 
     def _is_busy_elsewhere(self, session: Session | None) -> bool:
-        """Return True if another process has work in the session, according to the last read."""
+        """Return True if another process had work in the session when it was last read."""
         if session is None:
             return False
         others = (session.by if session.awaiting else "", *map(hearer_of, session.waiting))
@@ -247,7 +247,7 @@ class Chats:
                 del self._holding[session_id]
 
     async def take_up_summaries(self, *, left_by: Container[str] | None = None) -> None:
-        """Start pending summaries that no process is writing, or that `left_by` left unfinished."""
+        """Start pending summaries that no process is writing, or that `left_by` didn't finish."""
         for owed in [owed async for owed in self._sessions.store.owing(pending=True)]:
             await self._nodes.ask_after(owed.by)
             is_left = not self._nodes.is_other(owed.by) if left_by is None else owed.by in left_by
@@ -470,7 +470,7 @@ class Chats:
             self.note(session, begun)
 
     async def _think(self, key: str, session: Session, seq: int) -> None:
-        """Answer the question with this number."""
+        """Run the turn that answers the question with this number."""
         entry = session.entry_at(seq)
         if entry is None:  # it was answered together with a newer one, or erased
             return await self._sessions.change(session, partial(_drop_question, seq=seq))
@@ -531,7 +531,7 @@ class Chats:
             await exchange.stop(waiting=len(messages_among(session.waiting)))
 
     async def _with_burst(self, exchange: Exchange) -> Exchange:
-        """Combine messages that arrive within a short time, and answer the last one."""
+        """Merge messages that arrive within a short time, and return the exchange for the last."""
         session, seconds = exchange.session, exchange.message.burst_seconds
         while seconds:
             count = len(session.waiting)

@@ -248,7 +248,7 @@ def _parsed(text: str) -> tuple[str, str]:
 
 
 MOST = 1000
-"""The most entries that can be erased at once."""
+"""How many entries can be erased at once."""
 _RANGE = re.compile(r"#?(\d{1,9})(?:\s*-\s*#?(\d{1,9}))?")
 
 
@@ -500,7 +500,7 @@ class SessionCommands:
         return say("switched", title=session.title or session.id)
 
     async def _put_away(self, key: str, session_id: str) -> str | None:
-        """Return this id if it belongs to an unlisted conversation of the same chat."""
+        """Return this id if it belongs to an unlisted conversation in the same chat."""
         with suppress(SessionNotFound, InvalidSessionId):
             session = await self._sessions.open(session_id)
             return session.id if session.key == key else None

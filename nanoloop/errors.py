@@ -1,4 +1,4 @@
-"""All errors of the package, in one tree.
+"""All of the package's errors, in one tree.
 
 NanoloopError
 ├── SettingsError            a setting is unknown, malformed or contradicts another
@@ -232,7 +232,7 @@ class StoreLocked(StoreError):
 
 
 class DiskRefused(StoreError):
-    """A file of the store could not be read or written; everything already saved is intact."""
+    """The store could not read or write a file; everything already saved is intact."""
 
     def __init__(self, where: object, what: str) -> None:
         super().__init__(f"the store in {where} failed: {what}; everything saved earlier is intact")
@@ -506,7 +506,7 @@ class EmptyAnswer(BadAnswer):
 
 
 def how_to_install(extra: str) -> str:
-    """Return a sentence on how to install an extra's packages, to end an error message with."""
+    """Return a sentence that tells how to install an extra's packages, to end an error message."""
     return f"install the extra \"{extra}\": {installer()} '{DISTRIBUTION}[{extra}]'"
 
 
@@ -541,7 +541,7 @@ def place_in(thread: FrameType | None) -> str:
 
 
 def _in_a_line(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Join function names and line numbers; code and values may contain private text."""
+    """Join function names and line numbers, but not code or values, which may be private."""
     return " < ".join(
         f"{frame.f_code.co_filename.rpartition('/')[2]}:{line} {frame.f_code.co_name}"
         for frame, line in [*frames][:FRAMES]

@@ -40,7 +40,7 @@ _OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=(
 
 
 def announce(event: Event) -> None:
-    """Tell all observers of this context, which includes tasks and threads started in it.
+    """Tell all observers in this context, which includes tasks and threads started in it.
 
     This never waits and never raises: an observer must not break what it observes.
     """

@@ -60,7 +60,7 @@ class ExchangeParts:
     follow: Callable[[str], object]
     """Called with each session whose window was cut."""
     nodes: Nodes
-    """This process and the others that use the store."""
+    """This process and the other processes that use the store."""
     notices: Notices
 
     def begin(self, session: Session, *questions: Entry) -> Begun:

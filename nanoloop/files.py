@@ -389,7 +389,7 @@ _ADVICE: Mapping[int | None, str] = {
 
 
 def refusal(error: OSError) -> str:
-    """Return the operating system's error, and the next step."""
+    """Return the operating system's error message and the next step."""
     if isinstance(error, FileRefused):
         return str(error)
     return f"{error.strerror or error}: {_ADVICE.get(error.errno, 'check the disk')}"

@@ -182,7 +182,7 @@ class AgentLoop(Embedded):
 
     @property
     def recall(self) -> Recall | None:
-        """The search over earlier messages, or None if recall is disabled."""
+        """The object that searches earlier messages, or None if recall is disabled."""
         return self._recall
 
     @property

@@ -16,7 +16,7 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """A file that was sent with a message, stored by reference rather than by content."""
+    """A file that was sent with a message, given as a reference rather than as content."""
 
     kind: str
     """`image`, `audio`, `video` or `file`."""
@@ -127,7 +127,7 @@ class Inbound:
 
     @property
     def owner(self) -> str:
-        """The owner used to share capacity fairly."""
+        """The owner that the message counts against, so that capacity is shared fairly."""
         return self.account or self.session_key
 
 

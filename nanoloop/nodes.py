@@ -32,7 +32,7 @@ GONE_LIMIT = 10_000
 
 
 class Nodes:
-    """This process and the other living ones, as the store knows them."""
+    """This process and the other living processes that the store knows of."""
 
     def __init__(self, store: Store, *, patience_seconds: float = STORE_TIMEOUT_SECONDS) -> None:
         self._patience_seconds = patience_seconds

@@ -39,7 +39,7 @@ class ConnectQuestion:
     is_secret: bool = False
     is_needed: bool = True
     is_switch: bool = False
-    """True for a flag without a value, which answers "yes"."""
+    """True if the flag takes no value; giving it answers "yes"."""
     unless: str = ""
     """The question whose answer makes this one unnecessary."""
 

@@ -37,7 +37,7 @@ class Usage:
     tokens_in: int = 0
     tokens_out: int = 0
     tokens_cached: int = 0
-    """The part of `tokens_in` that was read from the provider's prefix cache."""
+    """How many of `tokens_in` were read from the provider's prefix cache."""
 
     def __add__(self, other: Usage) -> Usage:
         """Add two counts."""
@@ -358,7 +358,7 @@ class Channel(Protocol):
 
     @property
     def streams(self) -> bool:
-        """True if `send` also wants pieces of an answer before the whole."""
+        """True if `send` also wants pieces of an answer before the whole answer."""
         ...
 
     async def run(self, bus: Bus) -> None:

@@ -324,12 +324,12 @@ class Say(Protocol):
 
 
 class Sentences:
-    """The list in one language, including the operator's own wordings."""
+    """The sentences in one language, including the operator's own wording."""
 
     def __init__(
         self, texts: Mapping[str, str] | None = None, *, language: Language = "en"
     ) -> None:
-        """Create the list; `texts` are the operator's own sentences in this language."""
+        """Create the sentences; `texts` are the operator's own ones in this language."""
         self._texts = {**in_language(language), **(texts or {})}
         self._others: dict[str, Sentences] = {language: self}
         self.incidents = Incidents()

@@ -19,7 +19,7 @@ from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
 from nanoloop.session.speech import is_told_apart, other_words, quotes_of
 
 MESSAGE_TOKENS = 4
-"""The tokens that a message needs in addition to its words."""
+"""The tokens that each message costs in addition to its words."""
 PART_TOKENS = 1000
 """The tokens assumed for a picture, or any other part that isn't text."""
 MARK_TOKENS = 12
