@@ -1,4 +1,4 @@
-"""Check addresses that come from outside, and fetch from those that are allowed."""
+"""Check addresses that come from outside, and fetch files from those that are allowed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOKUPS = 4
 """How many names are looked up at the same time, each in a thread."""
 LOOKUP_SECONDS = 10.0
 MOST_HOSTS = 20
-"""How many hosts are looked up for one call."""
+"""How many hosts a single call may look up."""
 MOST_CHARS = 4000
 _HOST = re.compile(r"(?P<name>[a-z0-9_.-]+)|\[(?P<six>[0-9a-f:.]+)\]")
 _NUMBER = re.compile(r"\d+|0x[0-9a-f]*")
@@ -53,13 +53,13 @@ def check_address(url: str) -> None:
     host = _host_of(_parted(url, ("https",)))
     if isinstance(host, str):
         if "." not in host or _OWN_NAMES.fullmatch(host):
-            raise AddressRefused(f"{host} is a name of this machine or its network")
+            raise AddressRefused(f"{host} is the name of this machine or its network")
     elif not is_public(host):
         raise AddressRefused(f"{host} is not a public address")
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Return True for an address of the public internet."""
+    """Return True for an address on the public internet."""
     if isinstance(address, IPv6Address) and address not in _SIX:
         return False
     return not any(address in special for special in _SPECIAL)
@@ -75,9 +75,9 @@ def known_address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def network_of(address: str) -> str:
-    """Return the network whose addresses a single client can usually all use.
+    """Return the network whose addresses usually all belong to one client.
 
-    This is "this machine", a single IPv4 address, or the client's IPv6 network.
+    The result is "this machine", a single IPv4 address, or the client's IPv6 network.
     """
     found = known_address(address)
     if found is None:
@@ -92,7 +92,7 @@ def _parted(url: str, schemes: Sequence[str]) -> SplitResult:
     # `urlsplit` would drop line breaks, and others read a backslash as a slash.
     if len(url) > MOST_CHARS or not url.isprintable() or " " in url or "\\" in url:
         raise AddressRefused(
-            f"an address has at most {MOST_CHARS} characters, no spaces or backslashes"
+            f"an address has at most {MOST_CHARS} characters, and no spaces or backslashes"
         )
     try:
         parts = urlsplit(url)
@@ -135,7 +135,7 @@ def _read_host(name: str | None, six: str | None) -> str | IPv4Address | IPv6Add
 
 
 class AddressCheck:
-    """Decide which addresses may be used, by what their names resolve to."""
+    """Decides whether an address may be used, based on what its name resolves to."""
 
     def __init__(self, *, allowed: Iterable[str] = (), resolve: Resolve | None = None) -> None:
         """Create a check; the operator's `allowed` networks may be used without TLS."""
@@ -194,11 +194,11 @@ class AddressCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchLimits:
-    """How much may be fetched, and how long a fetch may take."""
+    """How much may be fetched, and how much time it may take."""
 
     most_bytes: int = 10_000_000
     seconds: float = 30
-    """Measured from the first lookup to the last byte."""
+    """The time limit, from the first lookup to the last byte."""
     redirects: int = 5
 
 
@@ -219,7 +219,7 @@ _PIECE = 65_536
 
 
 class Fetcher:
-    """Fetch from addresses that come from outside.
+    """Fetches files from addresses that come from outside.
 
     Each hop is resolved once and checked. The connection goes to the checked address, and carries
     nothing over from the previous hop. No proxy is used, since a proxy would resolve the name
@@ -297,7 +297,7 @@ class Fetcher:
 
 
 class _Pinned:
-    """Answer each lookup with the checked addresses."""
+    """Answers each name lookup with the addresses that were checked."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses

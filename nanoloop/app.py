@@ -1,4 +1,4 @@
-"""Put the parts together in one task group, and stop them in order."""
+"""Run the app's parts in one task group, and stop them in order."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class App:
         chat: str | None = None,
         installation: Installation | None = None,
     ) -> None:
-        """Create the app; with an installation, `run` raises `StoreNotOurs` for another's store."""
+        """Create the app; `run` raises `StoreNotOurs` if the store isn't this installation's."""
         self.loop = loop
         self.telemetry = telemetry
         self._store = store
@@ -63,7 +63,7 @@ class App:
         self._installation = installation
         self._channels: list[Channel] = []
         self._begun: dict[str, str] = {}
-        """The bug that stopped each started channel, or "" if the channel still works."""
+        """For each started channel, the bug that stopped it, or "" if it still works."""
         self._held: set[str] = set()
         """The channels whose account is in use by another process."""
         self._channel_scope = anyio.CancelScope()
@@ -72,9 +72,9 @@ class App:
         self.observers: list[Observer] = [telemetry]
         if installation is not None:
             self.observers.append(installation.hear)
-        """Receive every event from before the store opens until it is closed."""
+        """Observers that receive every event, from before the store opens until it is closed."""
         self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        """Other tasks, which run as long as the loop does."""
+        """Other tasks to run for as long as the loop runs."""
         self.former_files: Sequence[Path] = ()
         """Plaintext files left by earlier runs, removed before any message is answered."""
         self.stopping: list[Callable[[], None]] = []
@@ -117,7 +117,7 @@ class App:
         return app
 
     def add(self, channel: Channel) -> None:
-        """Serve this channel too."""
+        """Serve this channel as well."""
         self._channels.append(channel)
         self.loop.bus.attach(channel)
 
@@ -136,7 +136,7 @@ class App:
         return ("waiting", HELD) if channel.name in self._held else _state(channel)
 
     async def run(self) -> None:
-        """Run until told to stop, then close everything; stored data stays stored."""
+        """Run until told to stop, then close everything; stored data is kept."""
         with ExitStack() as stack:
             for observer in self.observers:
                 stack.enter_context(hearing(observer))
@@ -180,7 +180,7 @@ class App:
             await self._store.close()
 
     def stop(self) -> None:
-        """Accept no more messages; running work is finished within its deadlines."""
+        """Accept no more messages, but let running work finish within its deadlines."""
         for tell in self.stopping:
             tell()
         for channel in self._channels:
@@ -248,7 +248,7 @@ class App:
 
 
 def _place(channel: Channel) -> dict[str, str]:
-    """Return the address and token file of a channel that has them, but no secret."""
+    """Return a channel's address and token file, if it has them, but never a secret."""
     if not hasattr(channel, "bind"):
         return {}
     file = getattr(channel, "token_file", None)

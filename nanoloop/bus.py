@@ -1,4 +1,4 @@
-"""The in-process bus. Both directions are bounded, and a slow chat delays no other chat."""
+"""The in-process bus. Both directions are bounded, and a slow chat doesn't delay other chats."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class InProcessBus:
     def put_nowait(self, message: Inbound) -> None:
         """Accept a message, or tell its chat that the bus is full and raise `BusFull`.
 
-        Some room is reserved for owners without any message in the bus.
+        Some room is reserved for owners that have no message in the bus yet.
         """
         if self._is_closed or not self._shares.has_room(message.owner):
             self._refuse(message)
@@ -139,7 +139,7 @@ class InProcessBus:
     async def deliveries(self) -> AsyncIterator[Delivery]:
         """Yield the messages to answer.
 
-        A new consumer also gets those that the last one did not acknowledge.
+        A new consumer also gets the messages that the last one did not acknowledge.
         """
         self._untaken = deque(self._unacknowledged)
         while True:
@@ -162,7 +162,7 @@ class InProcessBus:
             settled.event.set()
 
     def close(self) -> None:
-        """Accept no more messages."""
+        """Stop accepting messages."""
         self._is_closed = True
         self._arrived.set()
         self._room.set()

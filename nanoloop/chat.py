@@ -65,11 +65,11 @@ class _Running:
     scope: anyio.CancelScope
     exchange: Exchange
     is_amended: bool = False
-    """Discard the turn's result: its question has changed, or belongs to another process."""
+    """True if the result must be discarded: the question has changed or another process has it."""
 
 
 class Chats:
-    """The workers of all chats."""
+    """Runs one worker per chat, which processes the chat's pending work."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Chats:
         return await self._stack.__aexit__(*exc)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
-        """Return how many chats are being answered or waiting."""
+        """Return how many chats are waiting or being answered."""
         return len(self._workers)
 
     # What goes on
@@ -166,7 +166,7 @@ class Chats:
         return self._workers.is_busy(key) or self._is_busy_elsewhere(self._sessions.known(key))
 
     def _is_busy_elsewhere(self, session: Session | None) -> bool:
-        """Return True if another process has work in the session, according to the last read."""
+        """Return True if another process had work in the session when it was last read."""
         if session is None:
             return False
         others = (session.by if session.awaiting else "", *map(hearer_of, session.waiting))
@@ -234,7 +234,7 @@ class Chats:
     async def _follow_holding(
         self, holding: Mapping[str, object], *, owing: Container[str]
     ) -> None:
-        """Note for the next check where other processes have moved messages received here."""
+        """Watch the new sessions if other processes have moved messages received here."""
         for session_id, noted in holding.items():
             if session_id in owing or self._holding.get(session_id) is not noted:
                 continue
@@ -247,7 +247,7 @@ class Chats:
                 del self._holding[session_id]
 
     async def take_up_summaries(self, *, left_by: Container[str] | None = None) -> None:
-        """Start pending summaries that no process is writing, or that `left_by` left."""
+        """Start pending summaries that no process is writing, or that `left_by` didn't finish."""
         for owed in [owed async for owed in self._sessions.store.owing(pending=True)]:
             await self._nodes.ask_after(owed.by)
             is_left = not self._nodes.is_other(owed.by) if left_by is None else owed.by in left_by
@@ -280,7 +280,7 @@ class Chats:
         return () if self.first(session) is None else (session,)
 
     def _told_of(self, owed: OwedSession, error: Exception) -> Hashable:
-        """Log an unreadable session once, and return the mark that it has been checked."""
+        """Log an unreadable session once, and return the value that marks it as checked."""
         if self._looked.get(owed.id) != AWAY:
             self._notices.apology(owed.id, error)
         return AWAY if is_away(error) else (owed.revision, self._nodes.living)
@@ -328,7 +328,7 @@ class Chats:
                 self._notices.apology(session_id, error)
 
     async def _do_all(self, key: str, session_id: str) -> None:
-        """Do all pending work, waiting while the store is unavailable; tell the chat once."""
+        """Do all pending work, waiting while the store is unavailable; tell the chat that once."""
         session = None
         while True:
             try:
@@ -470,7 +470,7 @@ class Chats:
             self.note(session, begun)
 
     async def _think(self, key: str, session: Session, seq: int) -> None:
-        """Answer the question with this number."""
+        """Run the turn that answers the question with this number."""
         entry = session.entry_at(seq)
         if entry is None:  # it was answered together with a newer one, or erased
             return await self._sessions.change(session, partial(_drop_question, seq=seq))
@@ -531,7 +531,7 @@ class Chats:
             await exchange.stop(waiting=len(messages_among(session.waiting)))
 
     async def _with_burst(self, exchange: Exchange) -> Exchange:
-        """Combine messages that arrive within a short time, and answer the last one."""
+        """Merge messages that arrive within a short time, and return the exchange for the last."""
         session, seconds = exchange.session, exchange.message.burst_seconds
         while seconds:
             count = len(session.waiting)

@@ -1,4 +1,4 @@
-"""Start child processes with an environment of their own that contains none of our keys."""
+"""Start child processes with a separate environment that contains none of our keys."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Command:
     name: str
     run: Callable[[Inbound, str, Say], Awaitable[str]]
     writes: Callable[[str], bool] = _never
-    """Tells from the arguments if the command changes something; it is then queued."""
+    """Tells from the arguments whether the command changes something and must be queued."""
 
 
 HISTORY_SHOWN = 10
@@ -151,7 +151,7 @@ class Commands:
         self._commands = {command.name: command for command in known}
 
     def is_at_once(self, text: str) -> bool:
-        """Return True for a command that changes nothing and need not wait for earlier messages."""
+        """Return True for a command that changes nothing and needn't wait for earlier messages."""
         name, rest = _parsed(text)
         return name not in self._commands or not self._commands[name].writes(rest)
 
@@ -248,12 +248,12 @@ def _parsed(text: str) -> tuple[str, str]:
 
 
 MOST = 1000
-"""The most entries that can be erased at once."""
+"""How many entries can be erased at once."""
 _RANGE = re.compile(r"#?(\d{1,9})(?:\s*-\s*#?(\d{1,9}))?")
 
 
 class ErasingCommands:
-    """The /forget command, which erases messages from the log and all that derives from it."""
+    """The /forget command, which erases messages from the log and everything derived from it."""
 
     def __init__(self, *, sessions: Sessions, summarizer: Summarizer) -> None:
         self._sessions = sessions
@@ -342,7 +342,7 @@ class MemoryCommands:
         )
 
     def rows(self, session: Session, say: Say) -> dict[str, str]:
-        """Return the lines on summaries for `/status`."""
+        """Return the lines about summaries for `/status`."""
         return {
             say("status_summary"): self._summary_state(session, say),
             say("status_summaries"): state_text(self._summarizer, say),
@@ -500,7 +500,7 @@ class SessionCommands:
         return say("switched", title=session.title or session.id)
 
     async def _put_away(self, key: str, session_id: str) -> str | None:
-        """Return this id if it belongs to an unlisted conversation of the same chat."""
+        """Return this id if it belongs to an unlisted conversation in the same chat."""
         with suppress(SessionNotFound, InvalidSessionId):
             session = await self._sessions.open(session_id)
             return session.id if session.key == key else None

@@ -11,14 +11,14 @@ UPLOADS_BYTES = 1_000_000_000
 STALL_SECONDS = 5
 SUMMARY_TIMEOUT_SECONDS = 60
 NODE_SECONDS = 6.0
-"""How long a silent process counts as alive: three heartbeats."""
+"""How long a process without a heartbeat counts as alive: three heartbeat intervals."""
 
 FIRST_TOKEN_TIMEOUT_SECONDS = 60
 CALL_TIMEOUT_SECONDS = 300
 MAX_RETRIES = 2
 
 LOCAL_CALL_TIMEOUT_SECONDS = 900
-"""A long time, because an answer may have to wait for other answers first."""
+"""A long time, because a local model finishes other answers first."""
 LOCAL_CONTEXT_TOKENS = 8192
-"""Used for a model file that is not in the catalogue."""
+"""The context of a model file that is not in the catalogue."""
 LOCAL_ANSWER_TOKENS = 1024

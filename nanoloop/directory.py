@@ -94,7 +94,7 @@ class SessionDirectory:
         return self._kept(Session(about=Identity(id=session_id, agent=agent, max_history=limit)))
 
     def _kept(self, session: Session) -> Session:
-        """Return the session, converted to a self-saving one if `autosave` is on."""
+        """Return the session, converted to one that saves itself if `autosave` is on."""
         if not self._autosave:
             return session
         saved = AutosavedSession().load_dict(session.to_dict())
@@ -170,7 +170,7 @@ class SessionDirectory:
             raise ValueError(f"{file} is not a text file: {broken}") from broken
 
     def _with_rest(self, session: Session, data: dict[str, Any]) -> Session:
-        """Add the data that the messages lack, unless the messages were edited since."""
+        """Add the data that the messages lack, unless they were edited after they were saved."""
         rest = data.get("session")
         if not isinstance(rest, dict):
             return session

@@ -113,7 +113,7 @@ class DirectChannel:
 
 
 class Embedded:
-    """A loop's methods for the program that owns it.
+    """The interface of a loop for the program that runs it.
 
     `async with loop:` or `with loop:` starts and closes the loop; in between, `ask` and `stream`
     work.
@@ -253,7 +253,7 @@ class Embedded:
         return event_loop
 
     def _check_event_loop(self) -> None:
-        """Raise `RuntimeError` if called in another event loop, where a wait never ends."""
+        """Raise `RuntimeError` if called in another event loop, where waiting would never end."""
         here = asyncio.get_running_loop()
         if self._event_loop is not None and self._event_loop[0] is not here:
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""All errors of the package, in one tree.
+"""All of the package's errors, in one tree.
 
 NanoloopError
 ├── SettingsError            a setting is unknown, malformed or contradicts another
@@ -17,7 +17,7 @@ NanoloopError
 │   ├── TurnLost             another process has answered the question
 │   ├── StepRefused          a change would skip what the chat owes first
 │   └── HistoryNotLoaded     the whole history was requested, only the window is loaded
-├── StoreError               (the store can't do this; nothing was half-written)
+├── StoreError               (the store can't do what was asked; nothing was half-written)
 │   ├── StoreLocked          an earlier version owns the folder
 │   ├── DiskRefused          a file of the store could not be read or written
 │   ├── FileRefused          (also an OSError) a link, a device, or another user's file
@@ -37,7 +37,7 @@ NanoloopError
 ├── TurnFailed               a message has no answer; raised to the code that asked
 ├── LaneFull                 this chat has too many messages waiting
 ├── SendLater                the chat can't be reached now; the message is sent again later
-├── Declined                 a platform will never do this, for a reason that may be logged
+├── Declined                 a platform will never accept this request; the reason may be logged
 ├── Refused, FormatRefused, TooLong, MessageGone
 │                            (channels/kit/platform.py) what went wrong, according to the platform
 ├── ModelError               a model file is not available
@@ -219,7 +219,7 @@ class StepRefused(SessionError):
 
 
 class StoreError(NanoloopError):
-    """The store can't do this; everything already stored is intact."""
+    """The store can't do what was asked; everything already stored is intact."""
 
 
 class StoreLocked(StoreError):
@@ -232,7 +232,7 @@ class StoreLocked(StoreError):
 
 
 class DiskRefused(StoreError):
-    """A file of the store could not be read or written; everything already saved is intact."""
+    """The store could not read or write a file; everything already saved is intact."""
 
     def __init__(self, where: object, what: str) -> None:
         super().__init__(f"the store in {where} failed: {what}; everything saved earlier is intact")
@@ -367,7 +367,7 @@ class LaneFull(NanoloopError):
 
 
 class SendLater(NanoloopError):
-    """A channel can't send this now; the send is retried, after `seconds` if given."""
+    """A channel can't send an item now; sending is retried, after `seconds` if given."""
 
     def __init__(self, reason: str, *, seconds: float | None = None) -> None:
         super().__init__(f"not sent yet ({reason}): it will be retried")
@@ -376,7 +376,7 @@ class SendLater(NanoloopError):
 
 
 class Declined(NanoloopError):
-    """A platform will never do this; `reason` is a code or fixed phrase, never user text."""
+    """A platform will never accept this; `reason` is a code or fixed phrase, never user text."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -506,7 +506,7 @@ class EmptyAnswer(BadAnswer):
 
 
 def how_to_install(extra: str) -> str:
-    """Return a sentence on how to install an extra's packages, to end an error message with."""
+    """Return a sentence that tells how to install an extra's packages, to end an error message."""
     return f"install the extra \"{extra}\": {installer()} '{DISTRIBUTION}[{extra}]'"
 
 
@@ -541,7 +541,7 @@ def place_in(thread: FrameType | None) -> str:
 
 
 def _in_a_line(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Join function names and line numbers; code and values may contain private text."""
+    """Join function names and line numbers, but not code or values, which may be private."""
     return " < ".join(
         f"{frame.f_code.co_filename.rpartition('/')[2]}:{line} {frame.f_code.co_name}"
         for frame, line in [*frames][:FRAMES]

@@ -40,7 +40,7 @@ _OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=(
 
 
 def announce(event: Event) -> None:
-    """Tell all observers of this context, which includes tasks and threads started in it.
+    """Tell all observers in this context, which includes tasks and threads started in it.
 
     This never waits and never raises: an observer must not break what it observes.
     """
@@ -306,7 +306,7 @@ class SummaryCommitted(Event):
     tokens_cached: int
     seconds: float
     tries: int = 1
-    """How many calls were made, including parts of a long message, a second model and failures."""
+    """How many calls were made, counting failed calls, other models and parts of long messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,7 +383,7 @@ class SessionReset(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionsCounted(Event):
-    """The contents of the store were counted after a sweep for expired sessions."""
+    """The store's contents were counted after a sweep for expired sessions."""
 
     level: ClassVar[Level] = "debug"
     sessions: int
@@ -394,7 +394,7 @@ class SessionsCounted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextNearLimit(Event):
-    """A conversation uses most of the model's context; logged once each time this happens."""
+    """A conversation uses most of the model's context; logged once each time it gets so full."""
 
     level: ClassVar[Level] = "warning"
     tokens: int
@@ -420,7 +420,7 @@ class HookFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeFailed(Event):
-    """Resizing failed, so the memo is unchanged; so is a window that a user's handler trims."""
+    """Resizing failed: the memo is unchanged, and so is a window that a user's handler trims."""
 
     level: ClassVar[Level] = "warning"
     error: str
@@ -496,7 +496,7 @@ class FileUnreadable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStarted(Event):
-    """`address` is the web page's address; `token_file` has its token if nanoloop generated one."""
+    """A channel started; a web page has an `address`, and a `token_file` if its token is ours."""
 
     channel: str
     address: str | None = None
@@ -667,7 +667,7 @@ class RequestServed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailed(Event):
-    """A web request failed, and the client was told. The fields are those of `turn_failed`."""
+    """A web request failed, and the client was told. It has the same fields as `turn_failed`."""
 
     level: ClassVar[Level] = "error"
     path: str

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeParts:
-    """The parts that all exchanges of a loop share."""
+    """The parts that all of a loop's exchanges share."""
 
     provider: Provider
     """The provider for agents without one of their own."""
@@ -60,7 +60,7 @@ class ExchangeParts:
     follow: Callable[[str], object]
     """Called with each session whose window was cut."""
     nodes: Nodes
-    """This process and the others that use the store."""
+    """This process and the other processes that use the store."""
     notices: Notices
 
     def begin(self, session: Session, *questions: Entry) -> Begun:
@@ -270,7 +270,7 @@ class Exchange:
         )
 
     async def _resize(self) -> None:
-        """Update the memo and run the user's resize handlers, which no answer waits for."""
+        """Update the memo and run the user's resize handlers; no answer waits for this."""
         try:
             await self._turn.resize()
         except Exception as error:  # noqa: BLE001 - a handler's bug must not stop all conversations

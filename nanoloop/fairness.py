@@ -62,7 +62,7 @@ class FairLimiter:
 
 
 class Shares:
-    """Counts how much each owner uses of something limited.
+    """Counts how much each owner uses of a limited resource.
 
     A part is reserved for owners that use nothing yet: `reserved`, or by default a quarter, but at
     least one place if there are two or more.

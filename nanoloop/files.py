@@ -49,7 +49,7 @@ PRIVATE = 0o600
 """The mode of all our files."""
 _OTHERS = 0o077
 _NEVER_THROUGH = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Flags that follow no link, and don't wait for the other end of a pipe."""
+"""Flags for opening a file without following links or waiting for a pipe's other end."""
 
 
 def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
@@ -161,7 +161,7 @@ def make_database_file(path: Path, *, tell: Tell = announce) -> None:
 
 
 def load_file(path: Path | str) -> bytes:
-    """Read a whole file of the data folder; same errors as `open_file`."""
+    """Read a whole file in the data folder; raise the same errors as `open_file`."""
     with os.fdopen(open_file(path), "rb") as file:
         return file.read()
 
@@ -219,7 +219,7 @@ def _check_file_in(folder: int, name: str, path: Path) -> None:
 def replace_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool) -> None:
     """Replace or create a file from bytes or pieces, completely or not at all.
 
-    Several writers may do so at once; the last one wins.
+    Several writers may call this at once; the last one wins.
     """
     with ExitStack() as stack:
         try:
@@ -252,7 +252,7 @@ _UNFINISHED = re.compile(r"\.[0-9a-f]{16}|.+\.new")
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Delete the temporary files of killed processes; nobody may be writing to the folder."""
+    """Delete the temporary files of killed processes; call this while nobody else writes there."""
     for file in folder.glob("*"):
         if _UNFINISHED.fullmatch(file.name) and not file.is_dir():
             file.unlink(missing_ok=True)
@@ -389,7 +389,7 @@ _ADVICE: Mapping[int | None, str] = {
 
 
 def refusal(error: OSError) -> str:
-    """Return the operating system's error, and the next step."""
+    """Return the operating system's error message and the next step."""
     if isinstance(error, FileRefused):
         return str(error)
     return f"{error.strerror or error}: {_ADVICE.get(error.errno, 'check the disk')}"

@@ -35,13 +35,13 @@ _PARTS = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """The facts from a picture's header."""
+    """What a picture's header says about the picture."""
 
     mime_type: str
     width: int
     height: int
     is_bare: bool
-    """True if the file has one picture and nothing else: no location, no camera, no second file."""
+    """True if the file contains only a picture: no location, no camera, no second file."""
     scans: int = 1
     is_progressive: bool = False
 

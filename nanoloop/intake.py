@@ -31,7 +31,7 @@ from nanoloop.session.speech import (
 )
 
 _SEEN = ("data:", "attachment:")
-"""Images that are not fetched from elsewhere: data URLs and our attachments, sent as data."""
+"""How images begin that are sent as data rather than fetched: data URLs and our attachments."""
 _KEPT = ("channel", "chat", "sender", "message_id", "reply_to", "account", "language")
 _TAKEN_BACK = "[took back an earlier message]"
 
@@ -64,7 +64,7 @@ def user_entry(message: Inbound) -> Entry:
 
 
 def _speech(message: Inbound, **more: str) -> dict[str, Any]:
-    """Return the message's speakers and quotes; empty for a plain message of an unnamed user."""
+    """Return the message's speakers and quotes, or {} for a plain message from an unnamed user."""
     by = message.speaker or (Speaker(name=message.sender) if message.sender else None)
     speech: dict[str, Any] = dict(more)
     if by is not None:

@@ -182,7 +182,7 @@ class AgentLoop(Embedded):
 
     @property
     def recall(self) -> Recall | None:
-        """The search over earlier messages, or None if recall is disabled."""
+        """The object that searches earlier messages, or None if recall is disabled."""
         return self._recall
 
     @property
@@ -279,7 +279,7 @@ def _nobody(_: str) -> None:
 
 
 WAITING_BYTES = 1_000_000
-"""The limit on the bytes of messages that may wait in one chat."""
+"""The most bytes that the messages waiting in one chat may have in total."""
 INTERRUPTED = "interrupted before it finished: a message was changed"
 
 
@@ -597,7 +597,7 @@ def _is_owed(session: Session, message_id: str) -> bool:
 
 
 def _hears(session: Session, message: Inbound) -> bool:
-    """Mark the message as received in the next commit; return False if it already is."""
+    """Mark the message as received in the next commit; return False if it is already marked."""
     name = message.message_id
     # An edit may have the same id as the message that it changes.
     if name is None or name == amended_by(message):

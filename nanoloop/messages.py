@@ -16,7 +16,7 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """A file that was sent with a message, stored by reference rather than by content."""
+    """A file that was sent with a message, given as a reference rather than as content."""
 
     kind: str
     """`image`, `audio`, `video` or `file`."""
@@ -87,7 +87,7 @@ class Inbound:
     agent: str | None = None
     """The agent for a session that has none yet."""
     agents: tuple[str, ...] | None = None
-    """The agents that the sender may choose: any by default, and only the default agent for ()."""
+    """The agents that the sender may choose: None means any, and () only the default agent."""
     language: Language | None = None
     """The language of the loop's own messages to this chat, if the agent has none."""
     edits: str | None = None
@@ -127,7 +127,7 @@ class Inbound:
 
     @property
     def owner(self) -> str:
-        """The owner used to share capacity fairly."""
+        """The owner that the message counts against, so that capacity is shared fairly."""
         return self.account or self.session_key
 
 
@@ -163,7 +163,7 @@ class Ack(Protocol):
     """A callback that tells the bus that a message is durable elsewhere, or was refused."""
 
     async def __call__(self, outcome: Outcome = "kept") -> None:
-        """Let the bus drop the message, which had this outcome."""
+        """Tell the bus the outcome, so that it can drop the message."""
         ...
 
 

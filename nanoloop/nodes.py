@@ -23,7 +23,7 @@ BEAT_SECONDS = 2.0
 LOOK_SECONDS = 0.5
 """The interval between checks for other processes' changes, while there are any."""
 SURE_SECONDS = NODE_SECONDS - 1
-"""How long after a confirmed heartbeat this process can't be considered dead."""
+"""For how long after a confirmed heartbeat no other process can consider this one dead."""
 AGAIN_SECONDS = 0.1
 """The delay before an unconfirmed heartbeat is repeated while a caller waits for it."""
 LEAVE_SECONDS = 2.0
@@ -32,7 +32,7 @@ GONE_LIMIT = 10_000
 
 
 class Nodes:
-    """This process and the other living ones, as the store knows them."""
+    """This process and the other living processes that the store knows of."""
 
     def __init__(self, store: Store, *, patience_seconds: float = STORE_TIMEOUT_SECONDS) -> None:
         self._patience_seconds = patience_seconds
@@ -138,7 +138,7 @@ class Nodes:
         return LOOK_SECONDS if self.living else BEAT_SECONDS
 
     def is_other(self, name: str) -> bool:
-        """Return True if another process of this name is, or may be, alive."""
+        """Return True if another process with this name is, or may be, alive."""
         if not name or name == self.me:
             return False
         return self._lives(name) if name in self._others else name not in self._gone
@@ -223,7 +223,7 @@ class Nodes:
 
 
 def _now() -> float:
-    """Return the time of a clock that also runs during sleep, if the system has one."""
+    """Return the time of a clock that keeps running during sleep, if the system has one."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
@@ -241,7 +241,7 @@ PLACE = _place()
 
 
 def is_dead(node: Node) -> bool:
-    """Return True for a process of this place that has ended, whatever its last heartbeat."""
+    """Return True for a process in this place that has ended, whatever its last heartbeat."""
     return node.place == PLACE and not is_there(node.pid)
 
 

@@ -1,4 +1,4 @@
-"""Send the images of chats to models that accept images."""
+"""Send the images in chats to models that accept images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REMEMBERED = 5000
 
 
 class Pictures:
-    """A provider that sends the images of chats to its model."""
+    """A provider that sends the images in chats to its model."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Pictures:
     def _is_of_all(self, model: str | None, refused: ImagesRefused, shown: Sequence[str]) -> bool:
         """Return True if the model refused the number of pictures, rather than one of them.
 
-        If the model has just accepted as many, a single misjudged picture must not hide everyone's.
+        If the model has just accepted as many, the reason is one picture; the others stay visible.
         """
         most = self._known.seen_at_once(model)
         return len(shown) > most if refused.most is None else bool(refused.most or not most)
@@ -163,7 +163,7 @@ class _Known:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._most: dict[str | None, tuple[int, float]] = {}
-        """How many pictures each model accepts at a time, and how long that is assumed."""
+        """How many pictures each model accepts at a time, and until when this is assumed."""
         self._seen: dict[str | None, tuple[int, float, float]] = {}
         """The most pictures in a single answered request, its time, and the time of the last such
         request.
@@ -220,7 +220,7 @@ class _Known:
 
 
 class _Asking:
-    """A question to the provider, which may be asked several times."""
+    """A request to the provider, which may be sent several times."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class _Asking:
         self.was_heard = False
 
     async def __call__(self, messages: Sequence[ChatMessage]) -> Reply:
-        """Ask with these messages."""
+        """Send the request with these messages."""
         listening: dict[str, Any] = {} if self._on_text is None else {"on_text": self._hear}
         return await self._provider.chat(messages=messages, **self._about, **listening)
 

@@ -25,7 +25,7 @@ _SHOWN = frozenset(("1", "L", "LA", "P", "RGB", "RGBA"))
 """The colour modes that all models' servers support."""
 _OPAQUE = frozenset(("L", "RGB"))
 _one_at_a_time = Lock()
-"""Held for each picture: one may need 200 MB, and warning filters are process-wide."""
+"""Allows one picture at a time: each may need 200 MB, and warning filters are process-wide."""
 
 
 def cleaned(data: bytes, header: Header) -> Picture:

@@ -28,7 +28,7 @@ OURS: Mapping[Kind, Sequence[str]] = {"channels": ("discord", "matrix", "slack",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectQuestion:
-    """A question of `nanoloop connect`, which can also be answered with a flag of the same name."""
+    """A question that `nanoloop connect` asks; a flag of the same name answers it too."""
 
     name: str
     """The question's name; a setting with this name in the channel's table also answers it."""
@@ -39,7 +39,7 @@ class ConnectQuestion:
     is_secret: bool = False
     is_needed: bool = True
     is_switch: bool = False
-    """True for a flag without a value, which answers "yes"."""
+    """True if the flag takes no value; giving it answers "yes"."""
     unless: str = ""
     """The question whose answer makes this one unnecessary."""
 
@@ -96,7 +96,7 @@ class Program:
 
 
 def names(kind: Kind) -> Sequence[str]:
-    """Return the names of all plugins of a kind, without loading any."""
+    """Return the names of all plugins of this kind, without loading any."""
     return sorted({*_ours(kind), *_installed(kind, tuple(sys.path))})
 
 
@@ -116,7 +116,7 @@ def load(kind: Kind, name: str) -> Plugin:
         raise SettingsError(
             f"{what} can't be loaded ({type(error).__name__} at {place_of(error)}): fix or remove "
             "the "
-            f"package that has {point.value}"
+            f"package that provides {point.value}"
         ) from error
     if not callable(getattr(found, "make", None)) or not hasattr(found, "settings"):
         raise SettingsError(f"{what} is not a plugin: {point.value} lacks `settings` or `make`")
@@ -133,7 +133,7 @@ def load(kind: Kind, name: str) -> Plugin:
 
 
 PARTS = "nanoloop.parts"
-"""The module that builds parts from settings, named as text because it is a layer above."""
+"""The module that builds parts from settings, given as text because it is in a higher layer."""
 
 
 def provider_named(model: str) -> Provider:
@@ -146,7 +146,7 @@ def provider_named(model: str) -> Provider:
 
 
 def store_named(url: str) -> Store:
-    """Open the store at this URL as from settings; raise `SettingsError`."""
+    """Open the store at this URL, as the settings would; raise `SettingsError`."""
     made: Store = EntryPoint("store", f"{PARTS}:store_named", "nanoloop").load()(url)
     return made
 

@@ -1,4 +1,4 @@
-"""The seams: the contracts of providers, tools, stores, channels and the bus."""
+"""The seams: the contracts for providers, tools, stores, channels and the bus."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Usage:
     tokens_in: int = 0
     tokens_out: int = 0
     tokens_cached: int = 0
-    """The part of `tokens_in` that was read from the provider's prefix cache."""
+    """How many of `tokens_in` were read from the provider's prefix cache."""
 
     def __add__(self, other: Usage) -> Usage:
         """Add two counts."""
@@ -100,7 +100,7 @@ class Provider(Protocol):
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Answer; `on_text` also receives the text in pieces. Raises only `ProviderError`."""
+        """Return the reply; `on_text` gets it in pieces as well. Raises only `ProviderError`."""
         ...
 
     async def close(self) -> None:
@@ -133,7 +133,7 @@ class Tool(Protocol):
 
     @property
     def spec(self) -> ToolSpec:
-        """The description for the model, which always has the same bytes."""
+        """The description for the model, which is always the same, byte for byte."""
         ...
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
@@ -211,7 +211,7 @@ class Node:
     """The scope in which the process id is valid: the machine and its process namespace."""
     pid: int = 0
     holds: frozenset[str] = frozenset()
-    """The chat platform accounts that no other process may use meanwhile."""
+    """The chat platform accounts that only this process may use now."""
     age: float = 0.0
     """Seconds since the last heartbeat, by the store's own clock."""
 
@@ -278,7 +278,7 @@ class Store(Protocol):
         ...
 
     async def revision(self, session_id: str) -> int:
-        """Return the number of commits in the session; same errors as `get`."""
+        """Return how many times the session was committed; same errors as `get`."""
         ...
 
     async def entries(
@@ -358,7 +358,7 @@ class Channel(Protocol):
 
     @property
     def streams(self) -> bool:
-        """True if `send` also wants pieces of an answer before the whole."""
+        """True if `send` also wants pieces of an answer before the whole answer."""
         ...
 
     async def run(self, bus: Bus) -> None:

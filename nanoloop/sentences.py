@@ -1,4 +1,4 @@
-"""The sentences that chats are told: a closed list, in every language.
+"""The sentences that chats receive: a fixed list, in every language.
 
 English is defined here, and each other language in a file under `languages` with the same names.
 Every failure has two texts. The chat gets one of these sentences, chosen by the error's class and
@@ -160,7 +160,7 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "session_row": "{number}. {title}{here} - {entries} entries, {date}",
         "switch_unknown": "There is no conversation {wanted!r} here: "
         "/sessions lists them, /switch NUMBER switches to one.",
-        "switch_which": "Which one: /sessions lists them, /switch NUMBER switches to one.",
+        "switch_which": "Which one? /sessions lists them, /switch NUMBER switches to one.",
         "switched": "Continuing: {title}",
         "rename_usage": "/rename takes the new title: /rename Our trip to Rome",
         "renamed": "This conversation is now called {title}.",
@@ -242,7 +242,7 @@ _NAMES: Mapping[type[BaseException], str] = {
     LaneFull: "busy",
     BaseException: "crashed",
 }
-"""Each class's sentence, which also applies to subclasses without their own."""
+"""The sentence for each error class; it also applies to subclasses without their own."""
 
 SAID_CHARS = 500
 """How many characters of an error's own text the operator sees."""
@@ -324,12 +324,12 @@ class Say(Protocol):
 
 
 class Sentences:
-    """The list in one language, including the operator's own wordings."""
+    """The sentences in one language, including the operator's own wording."""
 
     def __init__(
         self, texts: Mapping[str, str] | None = None, *, language: Language = "en"
     ) -> None:
-        """Create the list; `texts` are the operator's own sentences in this language."""
+        """Create the sentences; `texts` are the operator's own ones in this language."""
         self._texts = {**in_language(language), **(texts or {})}
         self._others: dict[str, Sentences] = {language: self}
         self.incidents = Incidents()

@@ -19,7 +19,7 @@ from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
 from nanoloop.session.speech import is_told_apart, other_words, quotes_of
 
 MESSAGE_TOKENS = 4
-"""The tokens that a message needs in addition to its words."""
+"""The tokens that each message costs in addition to its words."""
 PART_TOKENS = 1000
 """The tokens assumed for a picture, or any other part that isn't text."""
 MARK_TOKENS = 12
@@ -42,7 +42,7 @@ _PER_OTHER = 2.0
 """The tokens for an emoji, or for anything rarer."""
 
 LEAST, MOST = 0.5, 2.0
-"""The limits of the correction."""
+"""The lowest and the highest correction factor."""
 _STEP = 0.2
 """The share of the difference by which one measurement moves the correction."""
 

@@ -17,12 +17,12 @@ DECISION = "decision"
 LEDGER_ITEMS = 60
 """How many names, dates, numbers and the like are kept in full beside the summary."""
 LEDGER_CHARS = 3000
-"""How many characters these may have in total."""
+"""How many characters the items in the ledger may have in total."""
 WORTH = {"money": 40, "date": 40, "file": 60, "link": 60, "id": 80, "contact": 120}
-"""By how many entries newer an item of each kind counts than it is."""
+"""How many entries newer than it is an item counts as, by kind; newer items are kept first."""
 USER_WORTH = 40
 REPEATED_WORTH = 20
-"""By how many entries newer an item counts for each repetition, up to ten."""
+"""How many entries newer an item counts as for each repetition, up to ten."""
 PER_MESSAGE = 12
 """How many items one message may add, so that a list of numbers can't displace the others."""
 
@@ -168,7 +168,7 @@ _KINDS = {
 }
 _EXACT = re.compile("|".join(f"(?P<{kind}>{form})" for kind, form in _KINDS.items()))
 _HINT = re.compile(r"[\d\"“„«`「『@~/\\一二两三四五六七八九十百千万]|[.]\S")
-"""Matches part of anything that `_EXACT` matches, but nothing in most lines."""
+"""A fast first check: it matches part of whatever `_EXACT` matches, but nothing in most lines."""
 _SECRET = re.compile(
     r"\b(?:sk|pk|rk|ghp|gho|xox[abp]|glpat|hf|AKIA|eyJ)[-_A-Za-z0-9]{8,}"
     r"|(?:passwor[dt]|passwort|token|secret|api[ _-]?key|密码|パスワード|пароль)"

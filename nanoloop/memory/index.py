@@ -514,7 +514,7 @@ def _insert(
 
 
 def forget(connection: sqlite3.Connection, number: int, seqs: set[int] | None) -> None:
-    """Remove these entries of a session; None means all of them."""
+    """Remove these entries from a session; None means all of them."""
     first, last = number << PLACES, (number << PLACES) + (1 << PLACES) - 1
     speakers = set()
     sql = "SELECT row, entry, who FROM turn WHERE row BETWEEN ? AND ?"
@@ -538,7 +538,7 @@ def forget(connection: sqlite3.Connection, number: int, seqs: set[int] | None) -
 
 
 def said_in(entry: Entry) -> str:
-    """Return an entry's searchable text; "" for reasoning and for results of recall."""
+    """Return an entry's searchable text; or "" for reasoning and recall results."""
     content = entry.content
     if entry.type == MESSAGE:
         said = (str(content.get("text") or ""), other_words(entry))

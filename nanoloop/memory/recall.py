@@ -448,7 +448,7 @@ def _is_like_a_mark(entry: Entry, text: str) -> bool:
 
 
 def _behind(found: Found, words: str, say: Say) -> list[str]:
-    """Return lines that say if nothing was found, or if some entries can't be searched yet."""
+    """Return lines that say that nothing was found, or that some entries can't be searched yet."""
     nothing = [] if found else [say("recall_nothing", words=words)]
     more = [say("recall_behind", count=found.behind)] if found.behind else []
     return [*nothing, *more]

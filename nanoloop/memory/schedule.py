@@ -27,7 +27,7 @@ is still shorter than the summary.
 """
 
 SESSIONS_LIMIT = 1000
-"""How many waiting sessions are kept in memory."""
+"""How many sessions that wait are kept in memory."""
 FAILURES_LIMIT = 10_000
 """How many sessions' failures are remembered."""
 RETRY_SECONDS = 5
@@ -90,7 +90,7 @@ class Schedule:
         return [waiting for waiting in self._waiting.values() if waiting.why == why]
 
     def due(self) -> list[Waiting]:
-        """Return the sessions that are due."""
+        """Return the sessions whose summary is due."""
         now = self._clock()
         return [waiting for waiting in self._waiting.values() if waiting.due <= now]
 
@@ -210,7 +210,7 @@ class Budget:
 
     @property
     def spent_today(self) -> Spent:
-        """The usage since midnight; without a file, since the process started at most."""
+        """The usage since midnight; without a file, only what this process has used."""
         if self._now().date() != self._day:
             self._day, self._spent = self._now().date(), Spent()
         self._look()

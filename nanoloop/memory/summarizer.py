@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False, repr=False)
 class Summarizer:
-    """Summarises sessions in tasks of its own, which live inside `async with`.
+    """Summarises sessions in tasks of its own, which run only inside `async with`.
 
     Without `async with`, as in a script, it manages its tasks itself: nothing cancels them, and
     nothing retries the sessions that must wait.
@@ -73,7 +73,7 @@ class Summarizer:
     model: str | None = None
     _: KW_ONLY
     store: Store | None = None
-    """The store of the sessions; a loop provides its own."""
+    """The store that contains the sessions; a loop provides its own."""
     fallback_model: str | None = None
     timeout_seconds: float = defaults.SUMMARY_TIMEOUT_SECONDS
     batch_chars: int = BATCH_CHARS
@@ -202,7 +202,7 @@ class Summarizer:
     async def compact(self, session: Session, *, keep: int, focus: str = "") -> int | None:
         """Cut the window to about its last `keep` messages now, and summarise the rest.
 
-        Return how many messages left, or None if nothing left and no summary was started.
+        Return how many messages were cut, or None if none were and no summary was started.
         """
         evicted, did_trim = await self._change(
             session, lambda now: now.trim_if_needed(limit=keep, min_keep=keep)
@@ -216,7 +216,7 @@ class Summarizer:
         return len(evicted) if did_trim or did_start else None
 
     def summarize_idle(self, after_seconds: float = 0) -> int:
-        """Summarise waiting texts of chats that are quiet now; return how many were started."""
+        """Summarise waiting texts in chats that are now quiet; return how many were started."""
         quiet_since = self.clock() - after_seconds
         idle = [w for w in self._schedule.waiting_for("small") if w.since <= quiet_since]
         return self._start_waiting(idle)
@@ -293,7 +293,7 @@ class Summarizer:
     def _has_to_wait(
         self, session: Session, batch: Sequence[Entry] = (), *, even_small: bool = False
     ) -> bool:
-        """Return True if the session must wait; without a `batch`, as far as known."""
+        """Return True if the session must wait, as far as is known without a `batch`."""
         rest = self._writer.rest
         if rest is None and not even_small and self._is_small(session, batch):
             rest = "small", self.clock() + (self.idle_seconds or 0)
@@ -325,7 +325,7 @@ class Summarizer:
             self.start_due()
 
     async def drain(self, seconds: float) -> int:
-        """Wait up to this long for running tasks; return how many are left."""
+        """Wait up to this long for running tasks; return how many are still running."""
         with anyio.move_on_after(seconds):
             while self._folded_now or self._worked_beside:
                 self._idle = anyio.Event()

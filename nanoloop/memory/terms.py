@@ -115,7 +115,7 @@ SECOND_PERSON = frozenset(["you", "your", "yours", "yourself", "你", "您"])
 
 
 MOST_WORDS = 32
-"""How many of a query's words are searched for, from the first on."""
+"""How many of a query's words are searched for, starting with the first."""
 
 _UNSPACED = (
     "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -218,7 +218,7 @@ def _one_form(word: str) -> str:
 
 
 def marks_of(text: str) -> int:
-    """Return a text's marks: if it mentions a time or an amount, or only asks a question."""
+    """Return a text's marks: whether it mentions a time or an amount, or only asks a question."""
     text = plain(text)
     marks = TELLS_TIME if _TIME.search(text) else 0
     marks |= TELLS_AMOUNT if _AMOUNT.search(text) else 0

@@ -161,13 +161,13 @@ def _shortened(text: str) -> str:
 
 
 def _unmarked(text: str) -> str:
-    """Return the text so that no part of it can look like a mark, a speaker or a template."""
+    """Return the text, changed so that no part can look like a mark, a speaker or a template."""
     text = _ROLE.sub("\n| ", _LINE_BREAK.sub("\n", text))
     return _TEMPLATE.sub("< ", _MARK.sub("==", text))
 
 
 def batches(entries: Sequence[Entry], *, chars: int) -> list[list[Entry]]:
-    """Split the entries into batches whose lines fit; an entry that is too long gets its own."""
+    """Split the entries into batches whose lines fit; an entry that is too long is one batch."""
     parts: list[list[Entry]] = []
     room = 0
     for entry in entries:
@@ -241,7 +241,7 @@ class SummaryWriter:
         return None
 
     async def write(self, said: Said, previous: str, *, focus: str = "") -> Written:
-        """Summarise all of this, together with the previous summary."""
+        """Summarise what was said, together with the previous summary."""
         said = list(said)
         written = Written()
         chars = self.chars
@@ -382,7 +382,7 @@ def clipped(text: str, *, max_words: int) -> str:
 
 
 def _end_of_words(text: str, max_words: int) -> int:
-    """Return where the limit is reached; two characters without spaces count as a word."""
+    """Return where the limit is reached; in scripts without spaces, two characters are a word."""
     spent = 0.0
     in_word = False
     for index, character in enumerate(text):

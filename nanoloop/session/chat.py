@@ -41,7 +41,7 @@ differently.
 WAITS_FOR = "waits_for"
 """The metadata key of a call that stays open; the value briefly says what the call waits for."""
 MOST_PARTS = 10_000
-"""The most lists and objects in one value; more would take long to process and delay all chats."""
+"""The most lists and objects in one value; more would take so long that all chats wait."""
 MOST_DEEP = 50
 """The deepest nesting of lists and objects; a deeper one may exceed the recursion limit."""
 _IN_CHAT = {MESSAGE, TOOL_CALL, TOOL_RESULT}
@@ -551,12 +551,12 @@ def _span_name(span: MessageSpan) -> int | str:
 
 
 def char_size(message: Mapping[str, Any]) -> int:
-    """Return the length of role and content in characters, plus one in between."""
+    """Return the length of role and content in characters, plus one for a separator."""
     return len(str(message.get("role") or "")) + 1 + content_size(message.get("content"))
 
 
 def content_size(content: Any) -> int:
-    """Return the length of a content in characters: of text directly, of other values as JSON."""
+    """Return a content's length in characters; anything but text is measured as JSON."""
     if content is None:
         return 0
     if isinstance(content, str):
@@ -587,7 +587,7 @@ def total_chars(messages: Iterable[Mapping[str, Any]]) -> int:
 
 
 def entry_text(entry: Entry) -> str:
-    """Return all text of an entry for counting, including a tool's name, arguments and result."""
+    """Return all of an entry's text for counting, including a tool's name, arguments and result."""
     if entry.type == MESSAGE:
         return words_of(entry)
     values = (value for key, value in entry.content.items() if key != "success")

@@ -54,7 +54,7 @@ class Conversation:
         # A weak reference, so that an unused session is freed at once, without a collection.
         me = WeakMethod(self._settings_changed)
         self.settings = Options(settings, changed=lambda: changed() if (changed := me()) else None)
-        """The conversation's settings, which override the given ones and the defaults."""
+        """The conversation's settings, which override those passed in and the defaults."""
         self.queue = Queue()
         """Waiting messages and unsent answers; changed only through this object."""
         self.updated_at = about.created_at
@@ -70,9 +70,9 @@ class Conversation:
         self.moved = ""
         """The id of the session in which the chat continues, or ""."""
         self.by, self.claims, self.stopped = "", 0, 0
-        """Which process does the current work, its claims, and the claim to stop; see `Head`."""
+        """The process that does the current work, its claims, and the claim to stop; see `Head`."""
         self.erasures, self.erasing = 0, Head().erasing
-        """How often entries were erased, and of which erasures copies may remain, as in `Head`."""
+        """How often entries were erased, and where copies of them may remain; see `Head`."""
         self.summary_in_progress = False
         """True while a task is writing a summary; never saved."""
         self.held_pending = 0
@@ -150,7 +150,7 @@ class Conversation:
     # The log
 
     def spend(self, tokens: Mapping[str, int]) -> None:
-        """Add the tokens of a turn to the total."""
+        """Add a turn's tokens to the total."""
         with self.lock:
             self.spent = added(self.spent, tokens)
             self.touch()
@@ -240,8 +240,8 @@ class Conversation:
     def trim_if_needed(self, limit: int, min_keep: int) -> tuple[list[dict[str, Any]], bool]:
         """Cut the window to about its last `min_keep` messages if it has more than `limit`.
 
-        Return the messages that left and whether any did. The cut is made at a user's message; a
-        single turn that is longer than the limit stays whole.
+        Return the messages that were cut, and whether any were. The window then begins at a user's
+        message; a single turn that is longer than the limit stays whole.
         """
         with self.lock:
             window = self.log.window
@@ -257,14 +257,14 @@ class Conversation:
         return messages_of(left), True
 
     def shrink(self) -> bool:
-        """Halve the window but keep the current exchange whole; return False if nothing left."""
+        """Halve the window but keep the current exchange whole; return False if nothing was cut."""
         with self.lock:
             window = self.log.window
             keep = max(1, message_count(window) // 2)
             return self._cut(cut(window, keep=keep, align="user"))[1]
 
     def trim_to_fit(self, room: float, size: Callable[[Entry], int]) -> bool:
-        """Cut the window to fit but keep the current exchange whole; return True if anything left.
+        """Cut the window to fit but keep the current exchange; return True if anything was cut.
 
         The cut is made at a user's message.
         """
@@ -385,7 +385,7 @@ class Conversation:
 
     @property
     def pending_seq(self) -> int:
-        """The entries from `covered_seq` to this number left the window without a summary."""
+        """The entries after `covered_seq`, up to this number, left the window without a summary."""
         return self.log.evicted
 
     @property
@@ -440,7 +440,7 @@ class Conversation:
         return tuple(pin for pin in self._summary.pins if not self.log.is_hidden(pin["seq"]))
 
     def pin(self, entry: Entry) -> None:
-        """Keep this message of the log in view; raise `NotPossible` if it can't be pinned."""
+        """Keep this message from the log in view; raise `NotPossible` if it can't be pinned."""
         with self.lock:
             self._pin(pinned(self.pins, entry))
 
@@ -513,7 +513,7 @@ class Conversation:
     def archive(
         self, keep: int, take: Callable[[list[Entry]], object] | None = None
     ) -> list[Entry]:
-        """Remove the oldest entries, down to the newest `keep`, and return them.
+        """Remove and return all but the newest `keep` entries.
 
         `take` receives them first; if it raises, nothing changes. Pending entries are kept, so that
         the summary misses nothing.
@@ -571,7 +571,7 @@ class Conversation:
         return max(self.covered_seq, self.log.evicted - count)
 
     def missing_pending(self) -> tuple[int, int] | None:
-        """Return the range (after, upto) of entries to hold that are only in the store, or None."""
+        """Return the range (after, upto) of entries to load from the store again, or None."""
         with self.lock:
             after, upto = self._newest_pending(self.held_pending), self.log.released
             if not self.held_pending or self.log.is_whole or upto <= after:

@@ -30,7 +30,7 @@ _random = Random()  # noqa: S311 - not secret; a system call for each would swit
 
 
 def fresh_id() -> str:
-    """Return a unique id of 32 hex digits; the time tells forked processes apart."""
+    """Return a unique id of 32 hex digits; the time in it tells forked processes apart."""
     return f"{time_ns():016x}{_random.getrandbits(64):016x}"
 
 

@@ -82,7 +82,7 @@ def exported(session: Session) -> dict[str, Any]:
 
 
 def _place_of(seq: int, entries: Iterable[Entry]) -> int:
-    """Return how many of the entries have at most this number."""
+    """Return how many of the entries have this number or a lower one."""
     return sum(entry.seq <= seq for entry in entries)
 
 

@@ -79,7 +79,7 @@ def is_place(value: Any) -> bool:
 ABOUT, STATE, SUMMARY, MEMO, SETTINGS = "about", "state", "summary", "memo", "settings"
 WAITING = "waiting"
 TOKENS = ("tokens_in", "tokens_out", "tokens_cached")
-"""The kinds of tokens that a session counts, in the order of its head."""
+"""The kinds of tokens that a session counts, in the order used in its head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class Head:
 
     @classmethod
     def load(cls, stored: Mapping[str, Any]) -> Head:
-        """Read the form that any version stored; unknown fields are ignored."""
+        """Read the form stored by any version; unknown fields are ignored."""
         known: dict[str, Any] = {
             name: _FORMS[name][1](stored[name]) if name in _FORMS else int(stored[name])
             for name in _NAMES
@@ -269,7 +269,7 @@ class Changes:
     head: Mapping[str, Any]
     """The session's head, which is small and written with every commit."""
     sections: Mapping[str, Any]
-    """The larger parts, only those that changed."""
+    """The larger parts that have changed."""
     tick: int
     """The session's change counter when the changes were taken."""
     heard: tuple[tuple[str, str], ...] = ()
@@ -319,7 +319,7 @@ class ChangeTracker:
         return True
 
     def touch(self, sections: Iterable[str] = ()) -> None:
-        """Record a change of the head and of these sections."""
+        """Record a change to the head and to these sections."""
         self.tick += 1
         for section in sections:
             self._changed_at[section] = self.tick

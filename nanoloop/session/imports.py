@@ -1,4 +1,4 @@
-"""Read the files of other systems: Magent's JSON and nanobot's JSONL."""
+"""Read other systems' files: Magent's JSON and nanobot's JSONL."""
 
 from __future__ import annotations
 

@@ -318,7 +318,7 @@ def _cut_at_user(entries: Sequence[Entry], keep: int) -> int:
 
 
 def cut_to_fit(entries: Sequence[Entry], *, room: float, size: Callable[[Entry], int]) -> int:
-    """Return the index of the oldest user's message such that the entries from there on fit."""
+    """Return the index of the oldest user's message from which all later entries fit."""
     start = 0
     for index in range(len(entries) - 1, -1, -1):
         room -= size(entries[index])

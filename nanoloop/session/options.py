@@ -148,7 +148,7 @@ class Options(MutableMapping[str, Any]):
 
     @property
     def memo_enabled(self) -> bool:
-        """True if a memo is kept, by the explicit setting or else by the mode."""
+        """True if a memo is kept, as the explicit setting or else the mode says."""
         return bool(self["session.memo.enabled"])
 
     @property

@@ -1,4 +1,4 @@
-"""A session's pending work: messages before their turn, answers before their arrival."""
+"""A session's pending work: messages waiting for their turn, and answers not yet delivered."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ FOLLOWS: Mapping[Stage, Mapping[Stage, str]] = {
 
 
 class Queue:
-    """A chat's messages before their turn, and its answers before their arrival."""
+    """A chat's messages waiting for their turn, and its answers not yet delivered."""
 
     __slots__ = ("senders", "unsent", "waiting")
 
@@ -207,7 +207,7 @@ def first_of(waiting: Iterable[Entry]) -> Run | Ask | None:
 
 
 def said_first(waiting: Iterable[Entry]) -> list[Entry]:
-    """Return the messages that wait before the first command."""
+    """Return the messages that are queued ahead of the first command."""
     return list(takewhile(lambda entry: not is_for_loop(entry), waiting))
 
 
@@ -269,14 +269,14 @@ def message_id_of(entry: Entry) -> str | None:
 
 
 def erased_name(message_id: str) -> str:
-    """Return the id that records in a chat that its message with this id was erased."""
+    """Return the id under which a chat records that its message with this id was erased."""
     return f"erased {message_id}"
 
 
 AMENDMENT = "amendment"
 """The origin of an entry that notes a change to an earlier message."""
 AMENDS = "amends"
-"""The metadata key of such a note for the id of the changed message."""
+"""The metadata key under which a note has the id of the changed message."""
 
 
 def is_asked(entry: Entry) -> bool:

@@ -42,7 +42,7 @@ Change = Callable[[Callable[["Session"], Any]], Awaitable[Any]]
 Decision = dict[str, Any]
 """The decision's `type` and, if known, `reason`, `severity` and `meta`."""
 Schema = Callable[[Any], Any] | Mapping[str, Any]
-"""A function that returns False or raises to reject, a pydantic model class, or a JSON schema."""
+"""A memo's check: a function that returns False or raises, a pydantic model, or a JSON schema."""
 
 
 class ReadEntries(Protocol):
@@ -63,7 +63,7 @@ class ResizeInput:
     memo: Any
     memo_seq: int
     end: int
-    """The newest entry's number at that moment."""
+    """The number of the newest entry when the resize began."""
     epoch: int
     turns: int
     options: Options
@@ -88,7 +88,7 @@ class ResizeResult:
     memo: Any
     memo_seq: int
     full: Sequence[Entry] | None = None
-    """The new history, or None if it stays."""
+    """The new history, or None if it stays the same."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class ResizeHandlers:
 
     @property
     def are_built_in(self) -> bool:
-        """True if no user function takes part, which might have to be awaited."""
+        """True if no user function, which might have to be awaited, takes part."""
         own = (self.policy, self.memo_update, self.attachments)
         return own == (None, None, None) and self.resizes == DEFAULT_RESIZES
 
@@ -130,7 +130,7 @@ Resize = Callable[[ResizeInput, ResizeHandlers], Awaitable[ResizeResult]]
 async def judge(
     session: Session, by: ResizeHandlers, force: object, read: ReadEntries | None
 ) -> Decision | None:
-    """Return the decision on a resize with its type and reason, or None.
+    """Return the type and reason if a resize is due, or None.
 
     Raise TypeError if the policy's answer is invalid.
     """
@@ -191,8 +191,8 @@ async def run(
 ) -> list[dict[str, Any]]:
     """Resize if necessary or forced, and return the window as chat messages.
 
-    Raise KeyError for a type without a handler, and any error of a handler; in both cases nothing
-    has changed.
+    Raise KeyError for a type without a handler, and any error that a handler raises; in both cases
+    nothing has changed.
     """
     async with by.mutex:
         decision = await judge(session, by, force, read)
@@ -558,7 +558,7 @@ def _json_schema_check(schema: Mapping[str, Any]) -> Callable[[Any], bool]:
         )
     except ImportError:
         raise SettingsError(
-            "memo_schema is a JSON schema, but the package jsonschema is not installed: "
+            "memo_schema is a JSON schema, but the jsonschema package is not installed: "
             f"{installer()} jsonschema, or use a pydantic model or a function"
         ) from None
     validator = validator_for(schema)
@@ -570,7 +570,7 @@ def _json_schema_check(schema: Mapping[str, Any]) -> Callable[[Any], bool]:
 
 
 def attachment_summaries(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the type, reference and known facts of each part of a message that is not text."""
+    """Return the type, reference and known facts of each non-text part of a message."""
     content = message.get("content")
     parts = content if isinstance(content, list) else []
     return [
@@ -581,7 +581,7 @@ def attachment_summaries(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _ref(part: Mapping[str, Any]) -> Any:
-    """Return the first reference in the part itself, or else in a value inside."""
+    """Return the first reference in the part itself, or else in a nested value."""
     wrapped = [value for value in part.values() if isinstance(value, Mapping)]
     for holder in (part, *wrapped):
         for name in _REFS:

@@ -42,7 +42,7 @@ _STANDING = (
     *("moved", "by", "claims", "stopped", "erasures", "erasing"),
     *("_awaiting", "_expires_at", "_memo", "_state", "_summary", "tracker"),
 )
-"""The attributes that a store keeps of a session, except its settings."""
+"""The attributes of a session that a store keeps, except its settings."""
 
 
 class _Load:
@@ -111,7 +111,7 @@ class Session(Conversation):
             self.touch()
 
     def renew(self, fresh: Session) -> None:
-        """Take over the state of another object of this session; unsaved changes are lost.
+        """Take over the state of another object for this session; unsaved changes are lost.
 
         Users of this object can go on using it: it keeps its handlers, its settings' parent and its
         provider.
@@ -260,7 +260,7 @@ class Session(Conversation):
 
     @property
     def shows_earlier(self) -> bool:
-        """True if the window has an exchange before the last one."""
+        """True if the window contains any exchange before the last one."""
         return sum(map(is_asked, self.window)) > 1
 
     def context_size(self) -> int:
@@ -368,7 +368,7 @@ class Session(Conversation):
         self._handlers.provider = provider
 
     def set_policy_handler(self, handler: Handler | None) -> Self:
-        """Use this handler instead of the rules: (full, current, settings) to a decision."""
+        """Use this handler, which maps (full, current, settings) to a decision, not the rules."""
         self._handlers.policy = handler
         return self
 
@@ -438,7 +438,7 @@ class Session(Conversation):
     async def async_judge_resize(
         self, force: object = False, *, read: ReadEntries | None = None
     ) -> Decision | None:
-        """Return the decision on a resize with its type and reason, or None.
+        """Return the type and reason if a resize is due, or None.
 
         `force` is a type, or True for deep. Raise TypeError if the policy's answer is invalid.
         """
@@ -449,7 +449,7 @@ class Session(Conversation):
     ) -> list[dict[str, Any]]:
         """Resize if necessary or forced, and return the window as chat messages.
 
-        Raise KeyError for a type without a handler, and any error of a handler; nothing has changed
+        Raise KeyError for a type without a handler, and what a handler raises; nothing has changed
         then. `read` loads entries that are only in the store; without it, `HistoryNotLoaded` is
         raised if some are needed.
         """
@@ -512,7 +512,7 @@ class Session(Conversation):
         return export.as_markdown(entries, title=self.title, about=about, summary=self.summary)
 
     def rendered(self, limit: int = 0) -> list[Rendered]:
-        """Return the window's last entries as text for a model, oldest first; all for 0."""
+        """Return the window's last entries as text for a model, oldest first; 0 means all."""
         window = self.window
         return [export.rendered(entry) for entry in (window[-limit:] if limit > 0 else window)]
 

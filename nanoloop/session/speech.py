@@ -47,7 +47,7 @@ _OURS = frozenset('|#:;,"`\\=*<>~^«»“”„‟\u2039\u203a')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """A text in a message, with its speaker."""
+    """A text within a message, together with its speaker."""
 
     kind: Kind
     text: str
@@ -214,7 +214,7 @@ def is_told_apart(entry: Entry) -> bool:
 
 
 def for_people(entry: Entry) -> str:
-    """Return a message's text after its quotes, as exports show it."""
+    """Return a message's quotes and then its text, as exports show them."""
     told = (_quoted(name_of(quote.speaker), quote.text) for quote in quotes_of(entry))
     return "\n\n".join((*told, str(entry.content.get("text") or "")))
 
@@ -243,7 +243,7 @@ def who(speaker: Speaker | None, otherwise: str = SOMEONE) -> str:
 def display_name(name: str) -> str:
     """Return a name in a safe form to show: one short line, unlike any mark or role.
 
-    Different people may have the same name shown, but their handles differ.
+    Different people may be shown with the same name, but their handles differ.
     """
     visible = "".join(c for c in name[:_READ_CHARS] if category(c) not in _UNSEEN)
     plain = "".join(map(_shown, normalize("NFKC", visible)))

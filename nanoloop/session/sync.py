@@ -1,4 +1,4 @@
-"""Call async code from sync code and the reverse, with a lock that works for both."""
+"""Call async code from sync code and vice versa, with a lock that works for both."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _is_async(handler: Handler) -> bool:
 
 
 def fitting(handler: Handler, *arguments: Any) -> tuple[Any, ...]:
-    """Return the arguments that the handler accepts, from the first on."""
+    """Return as many of the first arguments as the handler accepts."""
     try:
         parameters = inspect.signature(handler).parameters.values()
     except (TypeError, ValueError):  # some built-ins have no signature

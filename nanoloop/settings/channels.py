@@ -13,7 +13,7 @@ from nanoloop.settings.problems import DEFAULT_AGENT
 
 
 class PlatformSettings(Section):
-    """A chat platform by its NAME; config/NAME.example.toml shows its own settings."""
+    """Settings for the chat platform NAME; config/NAME.example.toml also shows its own settings."""
 
     needs: ClassVar[Sequence[str]] = ()
     """The settings that are required to connect."""
@@ -21,19 +21,19 @@ class PlatformSettings(Section):
     enabled: bool = True
     """Serve this platform once its required settings are set."""
     users: Names = Field(default=(), examples=[["12345678"]])
-    """The people who may talk to the bot, by their ids on the platform; "*" is everyone."""
+    """The people who may talk to the bot, by their ids on the platform; "*" means everyone."""
     chats: Names = Field(default=(), examples=[["-1001234567"]])
     """The chats in which everyone may talk to the bot, by their ids."""
     roles: Names = Field(default=(), examples=[["members"]])
     """The roles whose members may talk to the bot, by their ids, if the platform has roles."""
     operators: Names = Field(default=(), examples=[["12345678"]])
-    """The people who may talk, approve others with /pair, and change a group's conversation."""
+    """Who may talk to the bot, approve others with /pair, and change a group's conversation."""
     pairing: bool = True
     """Give strangers in private chats a code for `nanoloop pair approve`."""
     groups: Literal["mention", "always", "never"] = "mention"
     """When the bot answers in a group: if it is mentioned, always, or never."""
     overheard: Literal["keep", "ignore"] = "keep"
-    """Keep or ignore what is said in a group between the questions to the bot."""
+    """Keep or ignore what is said in a group between questions to the bot."""
     threads: Literal["own", "shared"] = "own"
     """Make each thread a conversation of its own, or part of the chat's conversation."""
     burst_seconds: Annotated[float, Field(ge=0, le=60), Unit("seconds")] = 0
@@ -41,7 +41,7 @@ class PlatformSettings(Section):
     steers: bool = False
     """Add a message sent during an answer to that turn, instead of letting it wait."""
     per_minute: Messages = 20
-    """How many messages from one person are answered per minute; any more wait."""
+    """How many messages from one person are answered per minute; further messages wait."""
     per_day: Messages | None = Field(default=None, examples=[500])
     """How many messages are answered in one chat per day; by default, there is no limit."""
     stream: bool = True

@@ -137,12 +137,12 @@ def _header(said: Any) -> str:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _TOML, _YAML = "+++", "---"
-"""The lines around the settings at the top, which also show their format."""
+"""The lines around the settings at the top of an agent's file, which also show the format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentFile:
-    """The file of one agent."""
+    """One agent's file."""
 
     path: Path
     said: SettingsFile = field(default_factory=SettingsFile)
@@ -168,7 +168,7 @@ def read_agents(folder: Path, *, beneath: Path | None = None) -> Iterator[AgentF
 
 
 def digest_of(text: str, agents: Iterable[AgentFile]) -> str:
-    """Return a digest of the texts of a settings file and of the agents' files beside it."""
+    """Return a digest of a settings file's text and of the agents' files beside it."""
     texts = {NAME: text} | {f"agents/{each.path.name}": each.said.text for each in agents}
     return sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
 

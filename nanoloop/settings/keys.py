@@ -22,11 +22,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Harmless:
-    """Marks a setting, never a table, that any file in the current folder may set.
+    """Marks a setting, never a table, that even an untrusted file may set.
 
-    Other settings are ignored in such a file until the user trusts it. So don't mark a setting that
-    names a place, key, person, model, tool or code, that multiplies the model calls, which cost
-    money, or that is shown as the program's own words.
+    Until the user trusts a file in the current folder, its other settings are ignored. So don't
+    mark a setting that names a place, key, person, model, tool or code, that multiplies the model
+    calls, which cost money, or that is shown as the program's own words.
     """
 
 
@@ -113,14 +113,14 @@ def all_in(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
 
 
 def is_harmless(field: FieldInfo) -> bool:
-    """Return True if any file may set this setting."""
+    """Return True if even an untrusted file may set this setting."""
     return HARMLESS in field.metadata
 
 
 def without_harm(
     model: type[BaseModel], table: Mapping[str, Any], above: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a table into the values that any file may set, and the rest by dotted keys.
+    """Split a table into the values that untrusted files may set, and the rest by dotted keys.
 
     No plugin is loaded for this. An unknown name is kept, so that it is refused by name later.
     """

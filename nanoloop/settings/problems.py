@@ -25,7 +25,7 @@ NO_SUCH_TABLE = "no_such_table"
 """Pydantic's error type for a table that belongs to no plugin."""
 GONE = {
     "agents.NAME.tool_timeout_seconds": "set tools.timeout_seconds, which applies to all agents",
-    "bus.inbound_limit": "1,000 messages of all chats may wait for the loop",
+    "bus.inbound_limit": "1,000 messages from all chats together may wait for the loop",
     "bus.outbound_limit": "100 messages may wait to be sent to one chat",
     "bus.send_timeout_seconds": "sending one message may take 120 seconds",
     "channels.transcribe_timeout_seconds": "your function may take 60 seconds",
@@ -33,7 +33,7 @@ GONE = {
     "channels.web.streams": "2,000 event streams may be open at once",
     "handover_limit": "200 messages may stay in the prompt",
     "local.parallel": "two answers are written at the same time",
-    "loop.lane_limit": "1,000 messages of one chat may wait for their turn",
+    "loop.lane_limit": "1,000 messages from one chat may wait for their turn",
     "loop.open_sessions": "1,000 sessions are kept in memory",
     "loop.shutdown_summaries_seconds": "set loop.shutdown_turns_seconds: summaries get half of it",
     "provider.connect_timeout_seconds": "connecting may take 10 seconds",

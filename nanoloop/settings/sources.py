@@ -182,7 +182,7 @@ class Sources:
         }
 
     def together(self, model: type[S]) -> S:
-        """Combine the sources to settings; raise `InvalidSettings` with every problem."""
+        """Combine the sources into settings; raise `InvalidSettings` with every problem."""
         problems: list[Problem] = []
         for source in reversed(self.said):
             problems += (*source.problems, *source.take_out_what_is_gone())
@@ -268,8 +268,8 @@ def read_sources(
 def _keep_keys_apart(said: Sequence[Source]) -> None:
     """Remove keys that would be sent to an address they were not meant for.
 
-    Other programs' variables were not set for a file: their keys are not sent to an address that
-    has its own key in the file, and no key in a file is sent to their addresses.
+    Other programs' variables were not meant for a settings file: their keys are not sent to an
+    address that has its own key in the file, and no key in a file is sent to their addresses.
     """
     words = {word for source in said for word in _table(source.table.get("providers"))}
     for above in ((), *(("providers", word) for word in sorted(words))):
@@ -293,14 +293,14 @@ def _table(said: Any) -> Mapping[str, Any]:
 def read_environment(
     model: type[BaseSettings], said: Mapping[str, str], env: Mapping[str, str]
 ) -> Sources:
-    """Read the environment's settings, overridden by a program's own."""
+    """Read the environment's settings, overridden by the program's own."""
     words = _vendors_in(*said.items())
     own = _of_texts(model, said, {})
     return Sources(said=(own, _of_environment(model, env, words), _of_user(env)))
 
 
 def _of_environment(model: type[BaseSettings], env: Mapping[str, str], words: set[str]) -> Source:
-    """Read the variables; a vendor's own count only if the vendor is named elsewhere."""
+    """Read the variables; a vendor's variables count only if the vendor is named elsewhere."""
     given = [*_variables(env)]
     words = words | _vendors_in(*((key, value) for _, key, value in given))
     used = [each for each in given if not _is_idle(*each, words)]
@@ -443,7 +443,7 @@ def _vendors_in(*said: tuple[str, Any]) -> set[str]:
 
 
 def _is_idle(name: str, key: str, value: str, vendors: set[str]) -> bool:
-    """Return True for another program's invalid address of a vendor that is not in use."""
+    """Return True if another program set an invalid address for a vendor that is not in use."""
     if (name, key) not in EVERYWHERE or not key.endswith(".base_url"):
         return False
     if key.split(".")[1] in vendors:

@@ -1,4 +1,4 @@
-"""Settings of model vendors, and of the models on this machine."""
+"""Settings for model vendors, and for the models on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class VendorSettings(Section):
-    """A model vendor, named by the word in model = "groq:NAME"."""
+    """Settings for a model vendor, named by the first word in model = "groq:NAME"."""
 
     api_key: SecretStr | None = Field(default=None, examples=["..."])
     """The vendor's key; its variable, such as GROQ_API_KEY, is a safer place than a file."""
@@ -58,7 +58,7 @@ class ServerSettings:
 
     @property
     def lacks(self) -> str | None:
-        """A sentence on what must be set to call the server, or None."""
+        """A sentence that says what must be set to call the server, or None."""
         if self.url is None:
             return f"no address is set: set {self.vendor.address}"
         if self.key is None and self.vendor.keys and self.url == (self.vendor.url or self.url):
@@ -112,7 +112,7 @@ def server_of(settings: Settings, word: str) -> ServerSettings:
 
 
 def servers_of(settings: Settings) -> list[ServerSettings]:
-    """Return the servers of all models in the settings, and of all vendors that are set up."""
+    """Return the servers for all models in the settings, and for all vendors that are set up."""
     named = {split(model)[0] for _, model in models_of(settings)}
     words = [word for word in VENDORS if word in named or settings.providers.get(word)]
     servers = [server_of(settings, word) for word in words if word != "local"]
@@ -137,7 +137,7 @@ def own_of(settings: Settings, word: str) -> Any:
 
 
 def lacking(settings: Settings, model: str) -> str | None:
-    """Return a sentence on what must be set to call this model, or None."""
+    """Return a sentence that says what must be set to call this model, or None."""
     word, name = split(model)
     if word and not name:
         return f"no model is named: write {word}:NAME"
@@ -160,14 +160,14 @@ def unaskable(settings: Settings) -> list[Problem]:
 
 
 def no_model(settings: Settings, key: str, model: str, why: str) -> Problem:
-    """Return the problem of a setting that names an unavailable model."""
+    """Return the problem with a setting that names an unavailable model."""
     origin = settings.origin(key)
     where = None if origin.kind == "default" else origin
     return Problem(text=f"{key} is {shown(model)}, but {why}", origin=where, keys=(key,))
 
 
 def _plain(settings: Settings) -> ServerSettings:
-    """Return the server of all models that are named without a vendor."""
+    """Return the server for all models that are named without a vendor."""
     url, key = settings.base_url, _said(settings.api_key)
     options = settings.provider.options
     vendor = VENDORS["openai"] if url is None else vendors.at(url)
@@ -199,7 +199,7 @@ _FOR_THE_CONVERSATION = 0.75
 _CHARS_A_TOKEN = 2
 """A low value, to suit all languages: a batch too long for the model would never be summarised."""
 _SUMMARY_SECONDS = 600
-"""A long time, because the model reads slowly and lets every turn go first."""
+"""A long time, because a local model reads slowly and answers all turns first."""
 
 
 def context_tokens(settings: Settings, model: str | None = None) -> int:
@@ -217,7 +217,7 @@ def call_timeout_seconds(settings: Settings) -> float:
 
 
 def is_small(model: str) -> bool:
-    """Return True for a local model of the catalogue, which long texts confuse."""
+    """Return True for a local model from the catalogue, which long texts confuse."""
     return is_local(model) and known(file_of(model, Path()).stem) is not None
 
 

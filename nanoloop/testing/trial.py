@@ -1,4 +1,4 @@
-"""Measures how well summaries preserve facts that were planted in a conversation."""
+"""Measure how well summaries preserve facts that were planted in a conversation."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ Exchange = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """One thing that the user says, with the words that must not get lost."""
+    """A fact that the user mentions, with the words that must not get lost."""
 
     said: str
     signs: tuple[str, ...]
@@ -261,7 +261,7 @@ class Finished:
 
 
 class HandedOver:
-    """Passes calls on to a provider, and records those that returned."""
+    """Passes calls on to a provider, and records the calls that returned."""
 
     def __init__(self, provider: Provider) -> None:
         self._provider = provider

@@ -123,7 +123,7 @@ class FakeChats:
 
     skills: frozenset[Skill] = frozenset(get_args(Skill))
     group = "group"
-    """The prefix of the ids of groups."""
+    """The prefix of group ids."""
 
     def platform(self) -> FakePlatform:
         """Return a connection for a bot, which needs a new one each time it starts."""

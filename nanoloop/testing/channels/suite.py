@@ -1,4 +1,4 @@
-"""Tests of what every channel must do, to inherit from."""
+"""Base classes with the tests that every channel must pass."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ComingIn:
     async def test_a_message_that_is_delivered_twice_is_answered_once(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """Another message proves that no second answer was on its way."""
+        """The answer to another message shows that no second answer was on its way."""
         needs(stage, "repeat")
         chat, ann = (await stage.people(1))[0]
         async with Bot(stage.platform(), tmp_path):

@@ -1,4 +1,4 @@
-"""Simulates a day of traffic with intermittent faults, and records the outcome."""
+"""Simulate a day of traffic with intermittent faults, and record the outcome."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ WORDS = "the secret is xyzzy"
 
 
 class KnowingAll:
-    """The base class of tests that search everything stored for certain words."""
+    """The base class for tests that search everything stored for certain words."""
 
     def all_of(self, store: Store, folder: Path) -> str:
         """Return everything stored, as text: by default, the contents of the test's folder."""
