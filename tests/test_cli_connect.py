@@ -97,7 +97,7 @@ async def test_a_bot_on_matrix_is_registered_logged_in_and_invites_its_operator(
         _, err = await nanoloop.run("connect", "matrix", *account, code=1)
         assert f"rejected the login of {bot} (M_FORBIDDEN)" in err
         out, _ = await nanoloop.run("connect", "matrix", *account, "--register", "--operator", ann)
-        assert f"The account is {bot}\n{ann} has been invited to a room with it" in out
+        assert f"The account is {bot}\n{ann} has been invited to a room with the bot" in out
         own = written(tmp_path)["matrix"]
         assert (own["homeserver"], own["user"], own["operators"]) == (synapse.url, bot, [ann])
         assert "a long password" not in str(own)

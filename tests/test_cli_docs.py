@@ -33,7 +33,7 @@ def test_a_mistyped_page_gets_a_suggestion(capsys):
 
 def test_words_are_found_on_any_page_with_their_place(capsys):
     assert main(["docs", "--search", "TITLE nanoloop.service"]) == 4
-    assert "no line of the documentation contains" in capsys.readouterr().err
+    assert "no line in the documentation contains" in capsys.readouterr().err
     assert main(["docs", "--search", "EVENT blocked"]) == 0
     found = capsys.readouterr().out.splitlines()
     assert any(line.startswith("operations:") for line in found)

@@ -25,7 +25,7 @@ async def told(web, method, path, status, **more):
         ({"qqq": 1}, "qqq is unknown: use text, message_id, attachments"),
         ({"text": 5}, "text is 5, not a string"),
         ({"attachments": "a"}, 'attachments is "a", not a list'),
-        ({"attachments": ["a"] * 11}, "attachments has too many: at most 10"),
+        ({"attachments": ["a"] * 11}, "attachments has too many items: at most 10"),
         ({"message_id": "x"}, 'message_id is "x", which does not match ^[A-Za-z0-9_-]{8,64}$'),
         (
             {"message_id": "x" * 99},

@@ -1,4 +1,4 @@
-"""Provides `DirectChannel` beside the other channels; `AgentLoop.ask` works without it."""
+"""Re-exports `DirectChannel` among the other channels; `AgentLoop.ask` does not need it."""
 
 from nanoloop.embedding import DirectChannel
 

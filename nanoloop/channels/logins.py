@@ -32,7 +32,7 @@ _SHOWN = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageLogin:
-    """A login to the page; the stored fields are not enough to log in with."""
+    """A login to the web page; nobody can log in with the stored fields alone."""
 
     digest: str
     """The hash of the login's cookie."""
@@ -148,8 +148,8 @@ TOKEN_BYTES = 24
 def token_in(path: Path) -> tuple[str, bool]:
     """Return the token in this file, and whether it was just generated; raises `SettingsError`.
 
-    Only this user can have written the file or can read it: links and other users' files are
-    refused.
+    Only this user can have written the file, or can read it, because links and other users' files
+    are refused.
     """
     is_new = False
     while (token := known_token(path)) is None:
@@ -204,7 +204,7 @@ def _read(path: Path) -> str | None:
     try:
         about = os.fstat(fd)
         if about.st_uid != os.getuid() or not stat.S_ISREG(about.st_mode):
-            raise SettingsError(f"{path} is not a file of your own: remove it, and start again")
+            raise SettingsError(f"{path} is not a file that you own: remove it, and start again")
         if about.st_mode & 0o077:
             os.fchmod(fd, 0o600)
         return os.read(fd, 1000).decode("utf-8", "replace").strip()

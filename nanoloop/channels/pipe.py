@@ -1,4 +1,4 @@
-"""The terminal channel for scripts: sends each input line, or a single message, and waits."""
+"""The terminal channel for scripts: sends input lines or one message, and waits for answers."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class PipeChannel:
         stderr: int = 2,
         encoding: str = "utf-8",
     ) -> None:
-        """`encoding` is the output's; unsupported characters are replaced, or escaped in JSON."""
+        """Characters missing from the output's `encoding` are replaced, or escaped in JSON."""
         self.chat = chat
         self.streams = streams and not as_json
         """Whether pieces of an answer are written as they arrive."""
         self.failed = False
         """True once a message has been answered with an error."""
         self.incidents = Incidents()
-        """Details of failures for the operator, who here is the user of the terminal."""
+        """Details of failures for the operator: here, the person at the terminal."""
         self._message = message
         self._as_json = as_json
         self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
@@ -62,7 +62,7 @@ class PipeChannel:
         self._streamed = ""
 
     async def run(self, bus: Bus) -> None:
-        """Send the messages one after another until all are answered or the reader has gone."""
+        """Send one message after another until all are answered or the reader closes the pipe."""
         with anyio.CancelScope() as self._scope:
             async for text in self._texts():
                 await self._ask(bus, text)
@@ -84,7 +84,7 @@ class PipeChannel:
         await self._answered.wait()
 
     async def send(self, item: Outbound | TextStreamed) -> None:
-        """Write one item, flushed when this returns; end the run if the reader has gone."""
+        """Write and flush one item; end the run if the reader has closed the pipe."""
         if item.chat != self.chat:
             return
         try:

@@ -93,8 +93,8 @@ def last_lines(text: str, count: int) -> str:
 def unshown(answer: str, streamed: str) -> str | None:
     """Return the part of the answer that is not in `streamed`, or None if the two don't match.
 
-    The stream may contain more than the answer, such as text from before a tool call or a model's
-    repetition, and pieces may be missing.
+    The stream may contain more than the answer, such as text from before a tool call or text that
+    the model repeated, and pieces may be missing.
     """
     if streamed and (streamed.rstrip().endswith(answer.strip()) or streamed.startswith(answer)):
         return ""
@@ -110,7 +110,7 @@ class Blocks:
         self._whole = ""
 
     def feed(self, piece: str) -> str:
-        """Add a piece; return the blocks that it completes, or an empty string."""
+        """Add a piece; return the blocks that it completes, or an empty string if none."""
         self._whole += piece
         self.open += piece
         return self._cut(_last_block(self.open)) if "\n" in piece else ""

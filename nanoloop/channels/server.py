@@ -49,8 +49,8 @@ ENDING_SECONDS = 0.01
 class OpenConnections:
     """The open connections of all listeners in a process, limited in total and per address.
 
-    Over a limit, the connection that has waited longest for its client is closed: for a whole
-    request, or for the client to receive data. If no other connection is waiting, the new one is
+    Over a limit, the connection that has waited longest for its client (to finish a request or to
+    receive data) is closed. If no other connection is waiting, the new one is
     closed.
     """
 
@@ -92,7 +92,7 @@ class OpenConnections:
             self._add(connection)
 
     def go_on(self, connection: _Protocol) -> None:
-        """Mark a connection as not waiting: its request is complete, its client receives data."""
+        """Mark a connection as no longer waiting for its client."""
         with self._guard:
             self._drop(connection)
 
@@ -114,7 +114,7 @@ class OpenConnections:
 
 @cache
 def connections_of_process() -> OpenConnections:
-    """Return the connections that all listeners in this process share, limited by open files."""
+    """Return the connections of all listeners in this process; the open-file limit caps them."""
     return OpenConnections(connection_limit())
 
 
@@ -267,7 +267,7 @@ class _UvicornServer(uvicorn.Server):
 
 
 class WebServer:
-    """Serves until cancelled; then stops accepting connections and gives running requests time."""
+    """Serves until cancelled; then stops accepting connections and lets running requests finish."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Each channel's state and the latest failures, in one small file per process, for `status`."""
+"""Keeps each channel's state and the latest failures in a file per process, for `status`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class RunningProcess:
 
 
 class States:
-    """Keeps this process's state file up to date; a failing disk stops nothing."""
+    """Keeps this process's state file up to date; a disk error stops nothing else."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class States:
             self._file.unlink(missing_ok=True)
 
     def _standing(self) -> dict[str, ChannelState]:
-        """Return the state of each channel; an unchanged state keeps its time."""
+        """Return the state of each channel; an unchanged state keeps its timestamp."""
         before = self._running.channels if self._running else {}
         now = rfc3339(utc_now())
         standing = {}
@@ -183,7 +183,7 @@ def _read(file: Path) -> RunningProcess | None:
 
 
 def _age(file: Path) -> float | None:
-    """Return how many seconds ago the process last touched its file; None if there is no file."""
+    """Return how many seconds ago the process last touched its file, or None without a file."""
     try:
         return time.time() - file.stat().st_mtime
     except OSError:

@@ -76,7 +76,7 @@ class TerminalChannel:
         self._history = history
         self._status = status
         self.incidents = Incidents()
-        """Details of failures for the operator, who here is the user of the terminal."""
+        """Details of failures for the operator: here, the person at the terminal."""
         self._waiting: list[str] = []
         self._waiting_since = 0.0
         self._blocks = Blocks()
@@ -123,7 +123,7 @@ class TerminalChannel:
         return None
 
     async def _sent(self, bus: Bus, text: str) -> str:
-        """Send the text; return an empty string, or the text again if the bus was full."""
+        """Send the text; return it if the bus was full, otherwise an empty string."""
         said = printable(text).replace("\n", f"\n{' ' * len(_MARK)}")
         # Shown first, because the answer may arrive at once.
         await self._show([("bold", f"{_MARK}{said}\n\n")])
@@ -183,7 +183,7 @@ class TerminalChannel:
         return max(20, self._prompt.app.output.get_size().columns - 1)
 
     def _message(self) -> StyleAndTextTuples:
-        """Return the growing block, as far as it fits, with the prompt below it."""
+        """Return as much of the growing block as fits, with the prompt below it."""
         mark = FormattedText([("bold", _MARK)])
         if not self._blocks.open.strip():
             return mark
@@ -237,7 +237,7 @@ def _new_line(event: KeyPressEvent) -> Any:
 
 
 def keep_private(path: Path) -> None:
-    """Create the input history for this user only, and limit its size."""
+    """Make the input history readable only by this user, and limit its size."""
     make_folder(path.parent)
     os.close(open_file(path, os.O_RDONLY | os.O_CREAT))
     if path.stat().st_size > _HISTORY_BYTES:

@@ -456,7 +456,7 @@ def _as_text(word: str) -> str:
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """Return the parser with the arguments of all commands, which are imported for this."""
+    """Import all commands and return the parser with their arguments."""
     parser, parsers = _parsers()
     for name in COMMANDS:
         _load(name, parsers[name])
@@ -464,7 +464,7 @@ def whole_parser() -> argparse.ArgumentParser:
 
 
 def actions_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
-    """Return the parsers of a parser's commands or actions by name, or nothing if it has none."""
+    """Return the parsers for a parser's commands or actions, by name; empty if it has none."""
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
             found: Mapping[str, argparse.ArgumentParser] = action.choices

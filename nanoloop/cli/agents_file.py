@@ -27,23 +27,23 @@ Everything it knows is in the data folder and the conversation store listed belo
 | what | where |
 |---|---|
 | settings | `{settings}`, and one file for each agent in `{agents}` |
-| keys of the service | `{variables}`, if `nanoloop service install` was run |
+| the service's keys | `{variables}`, if `nanoloop service install` was run |
 | data folder | `{data}` |
 | conversations | `{store}` |
 | files that people sent | `{attachments}` |
 | people who got access with a code | `{data}/pairing.sqlite` |
 | how far each chat platform has been read | `{data}/channels/` |
-| the token of the web page, if the settings have none | `{data}/web-token` |
+| the web page's token, if the settings have none | `{data}/web-token` |
 | search index, built again if it is missing | `{recall}` |
 | models, downloaded again if they are missing | `{models}` |
-| log, one JSON object a line | `nanoloop service logs`, or standard error of `nanoloop run` |
+| log, one JSON object per line | `nanoloop service logs`, or standard error of `nanoloop run` |
 
 ## Diagnose in six commands
 
 ```bash
 # Is it running, are its channels connected, and what failed last?
 nanoloop status{flags}
-# Do the settings, model, store and channels work? Each is tested, and gets a next step.
+# Do the settings, model, store and channels work? Failures come with a next step.
 nanoloop doctor{flags}
 # Each setting, and where its value came from; keys are masked.
 nanoloop config{flags}

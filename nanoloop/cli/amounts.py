@@ -1,4 +1,4 @@
-"""Ages, sizes and durations in human-readable form."""
+"""Formats and parses ages, sizes and durations for people."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _LOG_BYTES = 5_000_000
 
 
 FIRST_LIMIT, FIRST_KEPT = 12, 4
-"""The message window of the very first conversation with a model on this machine."""
+"""The message window for the very first conversation with a model on this machine."""
 _LEAVING_SECONDS = 3.0
 """How long to wait for an unfinished answer when the user quits; a summary gets half of that."""
 
@@ -127,14 +127,14 @@ def _has_sessions(settings: Settings) -> bool:
 
 
 def _with_small_window(settings: Settings) -> Settings:
-    """Reduce the window so that the first summary appears within minutes, unless it was set."""
+    """Reduce the window, unless it was set, so that the first summary appears within minutes."""
     small = {"message_buffer_limit": FIRST_LIMIT, "message_buffer_min": FIRST_KEPT}
     said = settings.model_fields_set
     return settings if small.keys() & said else settings.model_copy(update=small)
 
 
 def _left_at_once(settings: Settings) -> Settings:
-    """Shorten the wait at exit unless it was set; unfinished work resumes next time."""
+    """Shorten the wait at exit, unless it was set; unfinished work resumes next time."""
     loop = settings.loop
     if "shutdown_turns_seconds" in loop.model_fields_set:
         return settings

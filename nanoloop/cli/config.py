@@ -25,7 +25,7 @@ from nanoloop.settings.trust import Trust
 from nanoloop.settings.vendors import table_for
 
 _HEAD = """\
-# Settings of nanoloop, written by `nanoloop config --example`.
+# Settings for nanoloop, written by `nanoloop config --example`.
 #
 # Each setting is listed with its default, or with an example if it has none:
 # remove the # in front of its name to change it. This file is read from --config FILE (or
@@ -58,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Print the effective settings with secrets masked, an example, or the schema."""
+    """Print an example, the schema, or the effective settings with secrets masked."""
     if args.schema:
         say_json(schema())
         return Exit.DONE
@@ -107,7 +107,7 @@ def as_json(settings: Settings) -> str:
 
 
 def values(table: BaseModel, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each setting's dotted key and value, in the order of the example."""
+    """Yield each setting's dotted key and value, in the same order as in the example."""
     for name, field in type(table).model_fields.items():
         value = getattr(table, name)
         if is_named(field):
@@ -165,7 +165,7 @@ _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of a settings file, including the tables of installed plugins."""
+    """Return the JSON Schema of a settings file, including the tables for installed plugins."""
     named: dict[str, dict[str, type[BaseModel]]] = {
         "channels": {name: ChannelSettings.table_for(name) for name in plugins.names("channels")},
         "tools": {name: ToolSettings.table_for(name) for name in plugins.names("tools")},
@@ -187,7 +187,7 @@ def schema() -> dict[str, Any]:
         table.setdefault("properties", {}).update(
             {name: refs[model, "validation"] for name, model in own.items()}
         )
-    return {"$schema": _DRAFT, **top, "title": "Settings of nanoloop", "$defs": kinds}
+    return {"$schema": _DRAFT, **top, "title": "Settings for nanoloop", "$defs": kinds}
 
 
 def _providers() -> Iterator[str]:

@@ -38,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     for plugin in _plugins():
         made = action(
             plugin.name,
-            f"connect an account on {plugin.name.title()}; asks for what is missing",
+            f"connect an account on {plugin.name.title()}; asks for missing values",
             partial(_connect, plugin),
         )
         for question in plugin.asks:

@@ -36,7 +36,7 @@ from nanoloop.stores.copying import problems_of, taken
 _ABOUT = f"""\
 Everything that is stored about one conversation, written by `nanoloop debug-report`.
 It contains every message in full, with the ids of chats and people: read it before you share it.
-Keys, tokens and passwords of the settings, and anything that looks like one, are {MASK} here.
+Keys, tokens and passwords in the settings, and anything that looks like one, appear as {MASK}.
 Files that were sent are listed but not included.
 nanoloop: versions, and the machine.
 settings: each setting with its value, and where the value came from.
@@ -139,7 +139,7 @@ def _version(package: str) -> str:
 
 
 def _processes(settings: Settings, names: set[str]) -> list[dict[str, Any]]:
-    """Return the state of each process in the data folder, with failures of these sessions."""
+    """Return the state of each process in the data folder, with the failures in these sessions."""
     return [
         {**asdict(found), "failures": [asdict(f) for f in found.failures if f.where in names]}
         for found in running(settings.data)

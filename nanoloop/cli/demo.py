@@ -152,7 +152,7 @@ class DemoScreen:
             self.line(f"       | {text}", "36")
 
     def hear(self, event: Event) -> None:
-        """Show an event of the loop."""
+        """Show an event from the loop."""
         match event:
             case WindowTrimmed():
                 self.beside(f"more than {LIMIT} messages: the window is trimmed to {event.kept}")
@@ -316,7 +316,7 @@ class _FirstFetch:
                     say(line)
                 await self._play()
             elif self._found is None:
-                say(f"{self._errors[0]}\n\nHere is a demo of what nanoloop does instead:\n")
+                say(f"{self._errors[0]}\n\nInstead, here is a demo of what nanoloop does:\n")
                 await _play_unkept()
         if self._found is None:
             raise self._errors[0]

@@ -53,7 +53,7 @@ def pages() -> Mapping[str, Path]:
 
 
 def show(markdown: str) -> None:
-    """Show a page, formatted and in a pager at a terminal, otherwise as Markdown."""
+    """Show a page: formatted and in a pager at a terminal, otherwise as plain Markdown."""
     if not sys.stdout.isatty():
         say(markdown)
         return
@@ -86,7 +86,7 @@ def _search(there: Mapping[str, Path], words: str) -> int:
     ]
     if not found:
         where = "the documentation" if len(there) > 1 else "that page"
-        say(f"nanoloop: no line of {where} contains {words!r}", err=True)
+        say(f"nanoloop: no line in {where} contains {words!r}", err=True)
         return Exit.NOT_FOUND
     say("\n".join(map(printable, found)))
     return Exit.DONE

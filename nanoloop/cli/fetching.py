@@ -84,7 +84,7 @@ def said_first(model: Model, settings: Settings, rate: float | None) -> list[str
         f"Downloading a model for this machine: {model.name}, {', '.join(facts)}.",
         f"  It is stored in {settings.models}",
         f"  To remove it: nanoloop model remove {model.name}",
-        "  To stop: Ctrl-C; `nanoloop` resumes it. For a key or a server instead: nanoloop setup",
+        "  To stop: Ctrl-C; `nanoloop` resumes it. To use a key or server: nanoloop setup",
         "",
         "Meanwhile, here is what nanoloop does:",
         "",
@@ -134,7 +134,7 @@ def _bar(model: Model) -> Iterator[Tell]:
 
 @contextmanager
 def _lines(model: Model) -> Iterator[Tell]:
-    """Print one line for each tenth of the file."""
+    """Print a line whenever another tenth of the file has arrived."""
     said = set()
 
     def say_once(sentence: str) -> None:

@@ -128,7 +128,7 @@ def no_model(settings: Settings) -> str:
 
 
 def _is_only_a_key(settings: Settings) -> bool:
-    """Return whether only a key in the environment is set, which may be for other programs."""
+    """Return whether only a key, perhaps meant for other programs, is set in the environment."""
     is_ours = settings.origin("api_key").name.startswith("NANOLOOP_")
     is_found = settings.origin("api_key").kind == "env" and not is_ours
     said = (settings.origin(key).kind for key in ("model", "base_url"))
@@ -187,7 +187,7 @@ _TRIED = 3
 
 
 class _Choice(NamedTuple):
-    """A line of the menu, and its action, which returns None to show the menu again."""
+    """A menu line and its action; the action returns None to show the menu again."""
 
     line: str
     follow: Callable[[], Chosen | None]
@@ -261,7 +261,7 @@ def _is_key_welcome(server: Configured) -> bool:
 
 
 def _with_vendors_key(settings: Settings, server: Configured, **also: str) -> Chosen | None:
-    """Return settings for a model of this vendor that answers; contacts the vendor only now."""
+    """Return settings for one of the vendor's models that answers; first contacts it now."""
     with busy(f"asking {server.vendor.title} for its models"):
         listed = models_of_vendor(server)
     usual = f"openai:{Settings.model_fields['model'].default}"
@@ -499,7 +499,7 @@ def can_run() -> bool:
 
 
 def worthwhile(settings: Settings) -> tuple[list[Model], str]:
-    """Return the useful models that this machine has room for, or else the reason for none."""
+    """Return the useful models that this machine has room for, or the reason why there are none."""
     if not can_run():
         return [], f"No model can run on this machine yet: {EXTRA}"
     here = [model for model in WORTHWHILE if (settings.models / model.file).exists()]
@@ -530,7 +530,7 @@ def free_room(folder: Path) -> int:
 
 
 def _by_hub(settings: Settings) -> list[Model]:
-    """Return the downloadable models, with the hub's first if the hub answers in time."""
+    """Return the downloadable models, with the hub's first if it answers in time."""
     others = [model for model in WORTHWHILE if model is not FROM_HUB]
     [source] = FROM_HUB.sources
     if isinstance(source, Address) and settings.local.hub:
@@ -548,7 +548,7 @@ def _own_model(settings: Settings) -> Chosen:
     say("No model server runs on this machine, and no key for a hosted model is set.")
     models, why_not = worthwhile(settings)
     if not models:
-        say(f"{why_not}\nHere is a demo of what nanoloop does instead:\n")
+        say(f"{why_not}\nInstead, here is a demo of what nanoloop does:\n")
         play_alone()
         raise NoModel(f"no model is set. {why_not}{_WAYS}")
     if (settings.models / models[0].file).exists():

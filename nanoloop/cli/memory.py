@@ -52,7 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 async def show(args: Namespace, settings: Settings) -> None:
-    """Print the map of a conversation's log."""
+    """Print a map of a conversation's log."""
     async with opened(settings) as store:
         session = await find(store, args.name)
         picture = MemoryMap(session, await store.entries(session.id))

@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def show_list(args: Namespace, settings: Settings) -> int:
-    """Print the models on this machine and those of each configured server."""
+    """Print the models on this machine and on each configured server."""
     served = configured_servers(settings)
     here = files_in(settings.models)
     others = (Model(name=name, sources=()) for name in sorted(here) if not known(name))
@@ -73,7 +73,7 @@ def get(args: Namespace, settings: Settings) -> int:
     model = at(args.name, args.sha256) if "://" in args.name else find(args.name)
     if args.sha256 and model in CATALOGUE:
         raise SettingsError(
-            f"--sha256 is only for an address: the catalogue has the checksum of {args.name}"
+            f"--sha256 is only for an address: the catalogue already has one for {args.name}"
         )
     path = fetch_model(model, settings)
     say(f"{path}\ntalk with it: nanoloop chat --local {model.name}", err=True)

@@ -1,4 +1,4 @@
-"""All output of the command line, which works on any terminal and survives a closed pipe.
+"""Prints the command line's output, on any terminal and even if the pipe is closed.
 
 Text printed by libraries goes through the same streams, which `adapt` makes equally robust.
 """
@@ -84,7 +84,7 @@ def adapt() -> None:
 
 
 def failure() -> OSError | None:
-    """Return why some of the output could not be written, such as a full disk, or None."""
+    """Return the error, such as a full disk, that kept output from being written, or None."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return raw.failed if isinstance(raw, _PatientFile) else None
 

@@ -28,7 +28,7 @@ from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
 
 CHAT = "default"
-"""The conversation of standard input, shared with plain `nanoloop chat`."""
+"""The conversation on standard input, shared with plain `nanoloop chat`."""
 
 _HOW = """
 Standard input is a chat too, unless channels.terminal.enabled is false. In a terminal it is a
@@ -36,7 +36,7 @@ prompt, and leaving the prompt stops the daemon. From a pipe or a file, each lin
 the daemon keeps running when the input ends. In the background and as a service (/dev/null), only
 the other channels are served; if there are none, the command says so and exits.
 SIGTERM and SIGINT let running turns finish; a second signal ends the process at once. Nothing is
-lost either way: each line of a pipe is read only after the previous one has been answered.
+lost either way: each line from a pipe is read only after the previous one has been answered.
 
 A changed settings file or agent file is reloaded within seconds, or on SIGHUP if there is no
 terminal. Prompts, agents, permissions, rate limits and the log level change at once. The log says
@@ -134,7 +134,7 @@ def _is_fed() -> bool:
 
 
 class _StandardError(TextIOBase):
-    """The current standard error, which is redirected above the prompt while there is one."""
+    """The current standard error, which is redirected above the prompt while one is shown."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)

@@ -112,13 +112,13 @@ def running_servers(places: Sequence[ServerPlace]) -> list[RunningServer]:
 
 
 def models_at(url: str, key: str | None = None) -> list[str]:
-    """Return the models of the server at this address; empty if it does not answer."""
+    """Return the models that the server at this address offers; empty if it does not answer."""
     asks = {url: _ListRequest(_list_of(url), _bearer(key), _FAR_SECONDS)}
     return _named("", anyio.run(_all_listed, asks)[url] or [])[:MOST_SHOWN]
 
 
 def configured_servers(settings: Settings) -> list[ServerModels]:
-    """Return the chat models of each configured server, all asked at once."""
+    """Return the chat models on each configured server, asking all servers at once."""
     servers = [server for server in servers_of(settings) if server.url]
     found = anyio.run(_all_listed, {server.word: _asked_of(server) for server in servers})
     return [ServerModels(server, sorted(_of(server, found[server.word]))) for server in servers]
@@ -155,7 +155,7 @@ def _list_of(url: str) -> str:
 
 
 def _list_of_anthropic(url: str) -> str:
-    """Return the URL of Anthropic's list, even if the base URL ends in /v1 like OpenAI's."""
+    """Return the URL of Anthropic's model list, even if the base URL ends in /v1 like OpenAI's."""
     parts = urlsplit(url)
     path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/models"
     query = "&".join(filter(None, (parts.query, "limit=1000")))
@@ -227,7 +227,7 @@ async def _body(content: Any) -> bytes:
 
 
 def _names(said: Any) -> Listed:
-    """Return the ids in a list of models, as far as they can be shown and typed."""
+    """Return the ids in a list of models, except those that cannot be shown or typed."""
     listed = said.get("data") if isinstance(said, dict) else said
     items = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
     # Skip nanoloop's own server, whose models are this program's agents.

@@ -1,4 +1,4 @@
-"""`nanoloop service`: runs the daemon as a service of this user, with systemd or launchd."""
+"""`nanoloop service`: runs the daemon as this user's service, with systemd or launchd."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FOR_ROOT = re.compile(
 _NEEDED = re.compile(
     "(HTTPS?|ALL|NO)_PROXY|SSL_CERT_(FILE|DIR)|XDG_(CONFIG|DATA)_HOME|PYTHONPATH", re.IGNORECASE
 )
-"""Matches other variables, besides settings, that affect the daemon."""
+"""Matches variables that affect the daemon but are not settings."""
 _CALL_KEEPS = ("XDG_*", "DBUS_*", "SYSTEMD_*", "TERM", "COLUMNS", "LINES", "PAGER", "LESS*")
 """Variables that systemctl and journalctl need to find this user's systemd and show its output."""
 _CALL_SECONDS = 120
@@ -104,7 +104,7 @@ class Manager(Protocol):
         ...
 
     def written(self, service: Service) -> str:
-        """Return the text of the service file."""
+        """Return the service file's text."""
         ...
 
     def keep(self, service: Service) -> Iterator[str]:
@@ -225,7 +225,7 @@ def _manager(*, is_used: bool = True) -> Manager:
 
 
 class Systemd:
-    """The systemd of one user."""
+    """One user's systemd."""
 
     def __init__(self) -> None:
         config = user_folder("config", os.environ)
@@ -233,11 +233,11 @@ class Systemd:
         self._variables = config / "service.env"
 
     def written(self, service: Service) -> str:
-        """Return the text of the unit."""
+        """Return the unit's text."""
         return "\n".join(self._lines(service)) + "\n"
 
     def _lines(self, service: Service) -> Iterator[str]:
-        yield f"# Written by `nanoloop service install`, from {_UNIT} of nanoloop."
+        yield f"# Written by `nanoloop service install`, from nanoloop's {_UNIT}."
         for line in unit().splitlines():
             name, is_set, _ = line.partition("=")
             if name == "ExecStart":
@@ -300,7 +300,7 @@ class Systemd:
 
 
 class Launchd:
-    """The launchd of a macOS user."""
+    """A macOS user's launchd."""
 
     def __init__(self) -> None:
         library = Path.home() / "Library"
@@ -394,7 +394,7 @@ _SPECIAL = re.compile(r'[\\"`$]')
 
 
 def _escaped(value: str) -> str:
-    """Escape a value for an environment file of systemd."""
+    """Escape a value for a systemd environment file."""
     return '"{}"'.format(_SPECIAL.sub(r"\\\g<0>", value))
 
 

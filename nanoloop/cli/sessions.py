@@ -79,7 +79,7 @@ def _add_list(parser: ArgumentParser) -> None:
         metavar="WORDS",
         help="list only conversations with a message that contains these words",
     )
-    parser.add_argument("--agent", metavar="NAME", help="list only conversations of this agent")
+    parser.add_argument("--agent", metavar="NAME", help="list only conversations with this agent")
     parser.add_argument(
         "--older-than",
         type=duration,
@@ -261,7 +261,7 @@ def _row(info: SessionInfo, wide: int) -> str:
 
 
 async def usage(args: Namespace, settings: Settings) -> None:
-    """Print the totals of each group, ordered by name, and the overall total."""
+    """Print the totals for each group, ordered by name, and the overall total."""
     groups: dict[str, list[SessionInfo]] = defaultdict(list)
     async with opened(settings) as store:
         infos = await _conversations(store)
@@ -332,7 +332,7 @@ async def archive(args: Namespace, settings: Settings) -> None:
 
 
 async def load(args: Namespace, settings: Settings) -> None:
-    """Import a conversation from a file of nanoloop, Magent or nanobot."""
+    """Import a conversation from a nanoloop, Magent or nanobot file."""
     told: list[Event] = []
     try:
         with hearing(told.append):

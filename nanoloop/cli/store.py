@@ -95,8 +95,8 @@ async def _copy(args: Namespace, settings: Settings) -> int:
     )
     if damaged:
         say(
-            f"{len(damaged)} sessions are damaged: {done.left_out} of them were not copied; what "
-            "is readable of the others was copied",
+            f"{len(damaged)} sessions are damaged: {done.left_out} of them were not copied; the "
+            "readable parts of the others were",
             err=True,
         )
     return Exit.FAILED if damaged else Exit.DONE

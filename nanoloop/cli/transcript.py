@@ -33,7 +33,7 @@ TERMINAL = "terminal"
 
 @asynccontextmanager
 async def opened(settings: Settings, *, read_only: bool = True) -> AsyncIterator[Store]:
-    """Open the store in these settings, and close it at the end."""
+    """Open the store that these settings name, and close it at the end."""
     store = make_store(settings, read_only=read_only)
     with hearing(Telemetry(level="warning", format=settings.log.format)):
         try:
@@ -70,7 +70,7 @@ async def _candidates(store: Store, name: str) -> AsyncIterator[str]:
 
 
 def key_of(name: str) -> str:
-    """Return the routing key of the conversation for `--session NAME`."""
+    """Return the routing key for the conversation that `--session NAME` names."""
     return f"{TERMINAL}:{name}"
 
 
@@ -81,9 +81,9 @@ def _names(info: SessionInfo) -> Iterator[str]:
 
 
 _LINE_SHOWN = 200
-"""How many characters of a tool's call or result are printed by `show`."""
+"""How many characters of a tool call or its result `show` prints."""
 _READ = 200
-"""How many entries are read at a time by `show`, newest first."""
+"""How many entries `show` reads at a time, newest first."""
 
 
 async def show(args: Namespace, settings: Settings) -> None:
@@ -152,7 +152,7 @@ def _local(moment: datetime) -> str:
 
 
 async def stats(args: Namespace, settings: Settings) -> None:
-    """Print a conversation's statistics, such as its numbers of messages and tokens."""
+    """Print a conversation's statistics, such as the number of messages and tokens."""
     async with opened(settings) as store:
         session = await find(store, args.name)
         facts = counted(await store.entries(session.id))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nanoloop.app import App
 
 _LOOKS = 4
-"""How many checks are made within the time after which a stall is reported."""
+"""How many checks fit into the time after which a stall is reported."""
 
 
 def watch(app: App, stall_seconds: float, env: Mapping[str, str] = os.environ) -> None:
@@ -73,7 +73,7 @@ class Watchdog:
 
 
 class ServiceManager:
-    """Reports the state of this process to systemd, or to any manager with the same protocol."""
+    """Reports this process's state to systemd, or to any manager with the same protocol."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._address = env.get("NOTIFY_SOCKET", "")

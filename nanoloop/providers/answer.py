@@ -27,7 +27,7 @@ FINISH_REASONS: Mapping[str, FinishReason] = {
     "tool_use": "tool_calls",
 }
 FAILURES = {"abort", "aborted", "cancelled", "canceled", "error", "failed", "failure"}
-"""Finish reasons that mean the answer failed, whatever text arrived."""
+"""Finish reasons that mean the answer failed, even if text arrived."""
 MOST_TOKENS = 100_000_000
 """No request has this many tokens, so a larger count is invalid."""
 NAME_CHARS = 256
@@ -49,7 +49,7 @@ class AnswerLimits:
     text_bytes: int = 128_000
     thinking_bytes: int = 128_000
     argument_bytes: int = 128_000
-    """The limit on the arguments of all tool calls together."""
+    """The limit on the total size of all tool calls' arguments."""
     calls: int = 64
     event_bytes: int = 1_000_000
     """The limit on one line of a stream."""
@@ -248,13 +248,13 @@ class Repeats:
         self._line_begin = 0
         self._is_code = False
         self._words: list[tuple[str, int]] = []
-        """The words of the current stretch of prose, each with its position."""
+        """The words in the current stretch of prose, each with its position."""
         self._phrases: dict[tuple[str, ...], list[int]] = {}
         """For each phrase, the indexes of the words at which it begins."""
         self._lines: set[str] = set()
 
     def begin_in(self, piece: str) -> int | None:
-        """Add a piece; return the position at which the text starts to repeat itself, or None."""
+        """Add a piece; return where the text starts to repeat itself, or None if it does not."""
         self._text += piece
         for found in _WORD.finditer(self._text, self._read):
             if found.end() == len(self._text):  # the next piece may continue this word

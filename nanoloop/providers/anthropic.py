@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # slow to import
 KEY_NAME = "ANTHROPIC_API_KEY"
 DEFAULT_BASE_URL = "https://api.anthropic.com"
 OWN = {"messages", "model", "stream", "system", "tools"}
-"""Parts of a request that no option may set."""
+"""The parts of a request that options may not set."""
 NOT_KNOWN = {
     "frequency_penalty",
     "logit_bias",
@@ -60,7 +60,7 @@ class AnthropicProvider:
         options: Mapping[str, Any] | None = None,
         limits: AnswerLimits | None = None,
     ) -> None:
-        """`options` are added to each request unchanged (`thinking` …); None removes an option."""
+        """`options` (such as `thinking`) are added to each request unchanged; None removes one."""
         if find_spec("anthropic") is None:
             raise SettingsError(f"Anthropic's SDK is missing: {how_to_install('anthropic')}")
         self._model = model
@@ -124,7 +124,7 @@ class AnthropicProvider:
         return replace(reply, reasoning=taking.reasoning) if reply.tool_calls else reply
 
     def with_options(self, options: Mapping[str, Any]) -> AnthropicProvider:
-        """Return a copy whose requests have these options too, as far as the API supports them."""
+        """Return a copy whose requests also have these options, as far as the API supports them."""
         known = {key: value for key, value in options.items() if key not in NOT_KNOWN}
         other = copy(self)
         other._options = {**self._options, **clean_options(known, OWN)}  # noqa: SLF001 - its own

@@ -91,9 +91,9 @@ KEY_LIKE = re.compile(r"\b(sk|key)[-_][\w*.\-]{6,}|(Bearer|Basic) \S+")
 SHORT_TEXT = re.compile(r'"content":"([^"]{2,15})"')
 QUOTED = re.compile(r"(['\"`])(.{2,}?)\1")
 MOST_PARTS = 50_000
-"""The most lists and objects in an answer or one of its events; real ones have only a few."""
+"""The most lists and objects that an answer or event may contain; real ones have a few."""
 SHOWN = 200
-"""How many characters of a server's own message are shown in an error."""
+"""How many characters of a server's own message an error shows."""
 READ = 2000
 """How many characters of each part of a server's message are examined."""
 RUN = 16
@@ -108,7 +108,7 @@ CHECK_PROXY = "check HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A call that was made, with the facts that its errors may and must not mention."""
+    """A call, with the facts that its errors may mention and those that they must not."""
 
     where: str
     """The base URL, without secrets."""

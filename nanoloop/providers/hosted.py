@@ -54,12 +54,12 @@ USAGE_SECONDS = 5
 """How long to wait for the usage after an answer, and for the stream to end."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 8.0
 _PASSING = (BrokenOff, NoConnection, ServerFailed)
-"""Failures after the start of an answer that may be temporary."""
+"""Failures that occur after an answer has begun and may be temporary."""
 
 MakeSDK = Callable[["httpx2.AsyncClient"], "SDK"]
 """Makes a vendor's client that uses this HTTP client."""
 Take = Callable[[PartialAnswer, Mapping[str, Any]], str]
-"""Adds an answer, or an event of one, to the draft; returns the new text."""
+"""Adds an event, or a whole answer, to the draft; returns the new text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +252,7 @@ class _HostedCall:
         self._was_heard = False
 
     def may_be_made_again(self, failure: ProviderError) -> bool:
-        """Return whether to retry: only after the answer began, but before any text was shown."""
+        """Return whether to retry: only if the answer has begun but no text has been shown."""
         return self._has_answered and not self._was_heard and isinstance(failure, _PASSING)
 
     async def read(self, response: httpx2.Response, patience: Patience, http: Any) -> Reply:

@@ -61,7 +61,7 @@ PIECE = 16_384
 REDIRECTS = 5
 """How many redirects are followed."""
 _ASKS_NOTHING = (301, 302, 303)
-"""Redirects that turn the request into a GET of the other URL."""
+"""Redirects that turn the request into a GET for another URL."""
 
 
 class TooMuch(Exception):
@@ -117,7 +117,7 @@ class Patience:
 
 
 patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
-"""The limits of the current call."""
+"""The limits for the current call."""
 
 
 def make_client(url: str) -> httpx2.AsyncClient:
@@ -168,7 +168,7 @@ class _Handshake:
     """Closes the connection after a SOCKS proxy refuses it; httpx2 would leave it open."""
 
     async def heard(self, event: str, info: Mapping[str, Any]) -> None:
-        """Observe an event of the connection."""
+        """Observe an event on the connection."""
         if event == "socks.setup_socks5_connection.started":
             self._stream = info["stream"]
         elif event == "socks.setup_socks5_connection.failed":
@@ -282,7 +282,7 @@ async def body(response: httpx2.Response, limit: int) -> bytes:
 
 
 async def events(response: httpx2.Response, limits: AnswerLimits) -> AsyncIterator[bytes]:
-    """Yield the data of each server-sent event as it arrives; raises `TooMuch`."""
+    """Yield the data from each server-sent event as it arrives; raises `TooMuch`."""
     raw, rest, is_first = response.aiter_raw(), bytearray(), True
     async with aclosing(_inflated(response, raw, limits.stream_bytes)) as pieces:
         async for piece in pieces:
@@ -337,7 +337,7 @@ def _inflater(encoding: str) -> Callable[[bytes], Iterable[bytes]]:
 
 
 class _Pace:
-    """Limits how long one answer is processed at a time, and to half of the time overall."""
+    """Limits how long one answer is processed without a pause, and to half of the time overall."""
 
     def __init__(self) -> None:
         self._worked = 0.0

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API as a format: builds requests and parses answers, without I/O."""
+"""The format of Anthropic's Messages API: builds requests and parses answers, without I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nanoloop.session.chat import REASONING
 
 VENDOR = "anthropic"
 MAX_TOKENS = 16_000
-"""The limit of an answer if the options set none; the thinking budget is added to it."""
+"""The token limit for an answer if the options set none; the thinking budget is added to it."""
 LOOKBACK = 20
 """How many blocks before a breakpoint the API searches for a cached prefix."""
 
@@ -128,7 +128,7 @@ def _choice(choice: Any, parallel: Any) -> dict[str, Any]:
 def _may_think(form: Mapping[str, Any], said: Sequence[Block]) -> bool:
     """Return whether thinking can be enabled: a turn that began without it must end without it.
 
-    That is the case after another vendor's model began the turn, or the API refused its thinking.
+    A turn lacks thinking if another vendor's model began it, or if the API refused its thinking.
     """
     if _mapping(form.get("thinking")).get("type") != "enabled":
         return True
@@ -356,7 +356,7 @@ def _with_breakpoints(said: list[Block]) -> list[Block]:
 
 
 def _steady_end(said: Sequence[Block]) -> int:
-    """Return the index of the last message of the stable part, or -1 if there is none."""
+    """Return the index of the last message in the stable part, or -1 if there is none."""
     question = _question(said)
     if question < len(said) - 1:
         spoke = max(i for i, message in enumerate(said) if message["role"] == "assistant")
@@ -376,14 +376,14 @@ def _question(said: Sequence[Block]) -> int:
 
 
 def _marked(blocks: Sequence[Block]) -> list[Block]:
-    """Add a breakpoint to the last block; it is not part of the cached content."""
+    """Add a breakpoint to the last block; the breakpoint itself is not cached."""
     return [*blocks[:-1], {**blocks[-1], "cache_control": {"type": "ephemeral"}}]
 
 
 # Answers
 
 SEAL_CHARS = 256_000
-"""The limit on all signatures of an answer together."""
+"""The limit on the total size of an answer's signatures."""
 MOST_BLOCKS = 1000
 _COUNTED = (
     "input_tokens",
@@ -400,7 +400,7 @@ _REASONS = {
 
 @dataclass(slots=True)
 class _Piece:
-    """A block of the answer, to be sent back with the results of its calls."""
+    """A block from the answer, to be sent back with the results of its calls."""
 
     type: str
     words: list[str] = field(default_factory=list)
@@ -409,7 +409,7 @@ class _Piece:
     chars: int = 0
 
     def form(self) -> Block | None:
-        """Return the block to send back, a placeholder for text and calls, or None if invalid."""
+        """Return the block to send back (a placeholder for text and calls), or None if invalid."""
         if self.type == "text":
             return {"type": "text", "chars": self.chars}
         if self.type == "tool_use":
@@ -529,7 +529,7 @@ class Taking:
             piece.seal.append(words)
 
     def _count(self, draft: PartialAnswer, usage: object) -> None:
-        """Record the usage so far; the last count of each kind applies."""
+        """Record the usage so far; the latest count of each kind replaces earlier ones."""
         said = _mapping(usage)
         self._counted |= {
             kind: count(said[kind]) for kind in _COUNTED if said.get(kind) is not None

@@ -32,7 +32,7 @@ UNSEEN = {"type": "text", "text": "[an image that can't be shown]"}
 
 
 class Models:
-    """A provider for models of many vendors; each vendor's provider is created on first use."""
+    """A provider for models from many vendors; each vendor's provider is created on first use."""
 
     def __init__(self, model: str, make: Make) -> None:
         """`model` is used if a call names none; `make` may raise `SettingsError`."""
@@ -57,7 +57,7 @@ class Models:
         return await provider.chat(messages=messages, tools=tools, model=name, on_text=on_text)
 
     def provider_of(self, model: str) -> Provider:
-        """Return the provider of this model; raises `SettingsError` if it can't be created."""
+        """Return the provider for this model; raises `SettingsError` if it can't be created."""
         word, name = split(model)
         # A plugin or model file provides one model, but a server provides many.
         key = word if word in VENDORS and word != "local" else model
@@ -72,7 +72,7 @@ class Models:
 
     @property
     def with_options(self) -> WithOptions | None:
-        """Copies this with more request options; None if the default model supports none."""
+        """Returns a copy with more request options; None if the default model supports none."""
         usual = getattr(self.provider_of(self._model), "with_options", None)
         return None if usual is None else lambda options: self._around(_optioned(options))
 

@@ -35,15 +35,15 @@ if TYPE_CHECKING:  # slow to import
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 OWN = {"messages", "model", "stream", "tools"}
-"""Parts of a request that no option may set."""
+"""The parts of a request that options may not set."""
 LIMITS = {"max_tokens", "max_completion_tokens"}
-"""The names that servers use for the token limit of an answer."""
+"""The names that servers use for an answer's token limit."""
 HEADERS = {
     "Accept-Encoding": "identity",
     "User-Agent": "nanoloop",
 }
 UNSAID = ("Accept", "OpenAI-Organization", "OpenAI-Project", *OF_THIS_MACHINE)
-"""Headers of the SDK that are useless, meant for OpenAI alone, or reveal too much."""
+"""SDK headers that are useless, meant only for OpenAI, or reveal too much."""
 
 
 class OpenAIProvider:
@@ -63,7 +63,7 @@ class OpenAIProvider:
         key_name: str = "OPENAI_API_KEY",
         limits: AnswerLimits | None = None,
     ) -> None:
-        """`options` are added to each request unchanged (`temperature` …); None removes an option.
+        """`options` (such as `temperature`) are added to each request unchanged; None removes one.
 
         `key_name` is the variable that errors mention if the key is refused.
         """
@@ -107,9 +107,9 @@ class OpenAIProvider:
         return await self._server.ask(asked, take, on_text)
 
     def with_options(self, options: Mapping[str, Any]) -> OpenAIProvider:
-        """Return a copy whose requests have these options too; it shares the connections.
+        """Return a copy whose requests also have these options; it shares the connections.
 
-        The token limit of an answer is renamed as this server requires.
+        An answer's token limit is renamed as this server requires.
         """
         field = self._quirks.max_tokens_field
         own = {field if key in LIMITS else key: value for key, value in options.items()}
@@ -268,7 +268,7 @@ def _usage(counted: Mapping[str, Any]) -> Usage:
 
 
 def _text(content: object) -> str:
-    """Return the text of a string, or of the text parts in a list."""
+    """Return a string unchanged, or the text from the text parts in a list."""
     if isinstance(content, list):
         return "".join(_string(_mapping(part).get("text")) for part in content)
     return _string(content)

@@ -1,4 +1,4 @@
-"""Vendors of models: their addresses, keys and quirks."""
+"""Model vendors: their addresses, keys and quirks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Quirks:
     streams_usage: bool = True
     """Whether the server accepts `stream_options`; others send the usage without being asked."""
     max_tokens_field: str = "max_tokens"
-    """The server's name for the token limit of an answer."""
+    """The server's name for an answer's token limit."""
     takes_cache_key: bool = False
     """Whether the server accepts `prompt_cache_key`."""
     sees_images: bool = True
@@ -156,7 +156,7 @@ def address_in(variable: str, value: str) -> str:
 
 
 def _of_ollama(host: str) -> str:
-    """Return Ollama's base URL; for its server, the same variable may mean all interfaces."""
+    """Return Ollama's base URL; the variable may contain the server's wildcard address."""
     found = _HOST.fullmatch(host.strip())
     if found is None:
         return host

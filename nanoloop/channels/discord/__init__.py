@@ -19,7 +19,7 @@ _PARTS = 3
 
 
 class DiscordSettings(PlatformSettings):
-    """Discord; the token is from the developer portal."""
+    """Settings for Discord; get the bot's token from the developer portal."""
 
     needs = ("token",)
 
@@ -57,8 +57,8 @@ ASKS = (
     ),
     ConnectQuestion(
         name="operator",
-        help="your own user id; you get access and all commands",
-        asks="Your own user id (Enter: you get a code when you write to the bot)",
+        help="your own user id, to give yourself access to the bot and all its commands",
+        asks="Your own user id (Enter: get a code by writing to the bot)",
         is_needed=False,
     ),
 )

@@ -1,4 +1,4 @@
-"""Discord as a platform: the connection, incoming messages, and posting."""
+"""The Discord platform: connects, receives messages, and posts answers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DiscordPlatform:
     def __init__(
         self, token: str, *, folder: Path | None = None, ready_seconds: float = READY_SECONDS
     ) -> None:
-        """With a `folder`, the data folder, the bot also reads messages missed during a restart."""
+        """With the data folder as `folder`, the bot also reads messages missed during a restart."""
         self.limits = LIMITS
         self._token = token
         self._ready_seconds = ready_seconds
@@ -122,7 +122,7 @@ def _nonce(name: str) -> str:
 
 
 def _answering(place: Place, message: str | None) -> dict[str, Any]:
-    """Return the arguments that make a message a reply; it still works if the original is gone."""
+    """Return the arguments that make a message a reply, even if the original has been deleted."""
     if message is None:
         return {}
     reference = discord.MessageReference(
@@ -164,7 +164,7 @@ def _quote(text: str) -> str:
 
 
 def _link(text: str, address: str) -> str:
-    """Put the address in angle brackets, so that Discord shows no preview of the page."""
+    """Put the address in angle brackets, so that Discord shows no link preview."""
     return f"<{address}>" if text == address else f"[{text}](<{address}>)"
 
 
@@ -183,11 +183,11 @@ _FORM = Markup(
 
 
 WAITING = 200
-"""How many events of one chat may wait."""
+"""How many events from one chat may be queued."""
 HISTORY = 1000
-"""How many missed messages of one chat are read."""
+"""How many missed messages are read per chat."""
 LIMIT_SECONDS = 30.0
-"""The longest rate limit that the library itself waits out."""
+"""The longest rate-limit delay that the library itself waits out."""
 
 
 class Client(discord.Client):
@@ -313,7 +313,7 @@ class Client(discord.Client):
 
 
 def intents() -> discord.Intents:
-    """Return the events to request; message content must be enabled in the portal."""
+    """Return the events to subscribe to; message content must be enabled in the portal."""
     return discord.Intents(guilds=True, messages=True, message_content=True)
 
 
@@ -324,7 +324,7 @@ _KINDS: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
 
 
 def heard(message: discord.Message, me: discord.ClientUser) -> Heard | None:
-    """Convert a message for the kit, or return None if no one wrote it."""
+    """Convert a message to the kit's format; return None if nobody wrote it."""
     if message.type not in _SPOKEN:
         return None
     place, mention = place_of(message.channel), _mention(message, me)
@@ -359,7 +359,7 @@ def edited(message: discord.Message, me: discord.ClientUser) -> Heard | None:
 
 
 def taken_back(message: discord.Message, me: discord.ClientUser) -> Heard | None:
-    """Convert a deletion for the kit."""
+    """Convert a deletion to the kit's format."""
     found = heard(message, me)
     if found is None:
         return None
@@ -367,7 +367,7 @@ def taken_back(message: discord.Message, me: discord.ClientUser) -> Heard | None
 
 
 def place_of(channel: Any) -> Place:
-    """Return a channel's place; a thread is a channel within another channel."""
+    """Return a channel's `Place`; on Discord, a thread is a channel within another channel."""
     if isinstance(channel, discord.Thread):
         return Place(str(channel.parent_id), str(channel.id))
     return Place(str(channel.id))
@@ -409,7 +409,7 @@ def _answered(message: discord.Message) -> str | None:
 
 
 def _quoted(message: discord.Message, me: discord.ClientUser) -> Iterator[Quote]:
-    """Yield the text replied to or forwarded; Discord hides the author of forwarded text."""
+    """Yield text that was replied to or forwarded; Discord hides who wrote forwarded text."""
     answered = message.reference.resolved if message.reference else None
     if isinstance(answered, discord.Message):
         who = answered.author
@@ -441,14 +441,14 @@ NO_CONTENT = (
 )
 _BAD_TOKEN, _BAD_INTENTS = 4004, (4013, 4014)
 _GONE = {10008, 30046, 50005}
-"""Error codes: unknown message, too many edits of an old message, someone else's message."""
+"""Error codes: unknown message, too many edits to an old message, someone else's message."""
 _UNAUTHORIZED, _LIMITED = 401, 429
 _RESTS = 40062
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Replace the library's errors with those of the kit."""
+    """Convert the library's errors to the kit's."""
     try:
         yield
     except discord.LoginFailure:
@@ -497,7 +497,7 @@ _RIGHTS = discord.Permissions(
 
 
 async def connect(token: str) -> Connected:
-    """Return the token's bot and a link to invite it; raises `Refused` or `SendLater`."""
+    """Return the token's bot and an invitation link; raises `Refused` or `SendLater`."""
     client = discord.Client(intents=discord.Intents.none())
     try:
         with explained():

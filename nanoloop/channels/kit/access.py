@@ -23,7 +23,7 @@ from nanoloop.settings.channels import PlatformSettings
 EVERYONE = "*"
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 READ_ONLY = frozenset({"help", "history", "recall", "status", "stop"})
-"""Commands that leave a group's conversation unchanged; in a private chat all are allowed."""
+"""Commands allowed to everyone in a group, because they leave its conversation unchanged."""
 
 
 class AccessControl:
@@ -48,7 +48,7 @@ class AccessControl:
 
     @property
     def closed(self) -> str | None:
-        """Advice on how to give someone access; None if somebody already has it."""
+        """Advice on how to give someone access; None if someone already has access."""
         rules = self.rules
         if rules.users or rules.chats or rules.roles or rules.operators or self._has_people():
             return None
@@ -58,7 +58,7 @@ class AccessControl:
         return advice
 
     def announce_closed(self) -> None:
-        """Log advice if nobody may talk to the bot."""
+        """Log how to give someone access, if nobody may talk to the bot yet."""
         if (advice := self.closed) is not None:
             announce(NobodyMayTalk(channel=self._channel, advice=advice))
 
@@ -95,7 +95,7 @@ class AccessControl:
         return self.say("stranger", person=heard.sender) if told else None
 
     def excess(self, heard: Heard) -> tuple[bool, str | None]:
-        """Return whether this message exceeds the chat's daily limit, and the reply, if any."""
+        """Return whether this message exceeds the chat's daily limit, and the reply or None."""
         if self._chats.allows(heard.chat, self.rules.per_day):
             return False, None
         self._refused(heard, "too much for a day")
@@ -143,7 +143,7 @@ class AccessControl:
 
 
 def command(text: str) -> str | None:
-    """Return the name of the command in a text, or None if the text is not a command."""
+    """Return the command's name, or None if the text is not a command."""
     if not text.startswith("/") or text.startswith("//"):
         return None
     words = text[1:].split(maxsplit=1)
@@ -155,7 +155,7 @@ CODE_SECONDS = 3600
 AGAIN_SECONDS = 600
 """How long a person has to wait before getting another code."""
 CODES = 1000
-"""The most codes that may be open in one channel; beyond that, the oldest is dropped."""
+"""The most codes that may be open per channel; a further code replaces the oldest."""
 _LETTERS = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"
 _LENGTH = 8
 FILE = "pairing.sqlite"
@@ -185,7 +185,7 @@ class Person:
 
 
 class Pairing:
-    """Pairing codes and access, in memory or in a file shared by daemon and command line."""
+    """Stores pairing codes and access, in memory or in a file that daemon and CLI share."""
 
     def __init__(
         self, folder: Path | None = None, *, clock: Callable[[], float] = time.time
@@ -327,7 +327,7 @@ class Rate:
         return due - now
 
     def is_to_be_told(self, who: str) -> bool:
-        """Return whether to explain a refusal: once per period, to keep repeats silent."""
+        """Return whether to explain a refusal, which is done only once per period."""
         told = self._told.get(who)
         if told is not None and self._clock() - told < self._seconds:
             return False

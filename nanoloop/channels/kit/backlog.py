@@ -46,7 +46,7 @@ class Gaps(Generic[E]):
         take: Callable[[E], Awaitable[None]],
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        """`since` may raise `SendLater` to be called again; any other error ends the reading."""
+        """`since` may raise `SendLater` to be called again later; any other error stops reading."""
         self._seen = seen
         self._since = since
         self._take = take
@@ -62,7 +62,7 @@ class Gaps(Generic[E]):
 
     @contextmanager
     def taking(self) -> Iterator[None]:
-        """Use around the processing of a message; if interrupted, nothing more is recorded."""
+        """Wrap the processing of a message; if it is interrupted, nothing more is recorded."""
         try:
             yield
         except BaseException:
@@ -72,7 +72,7 @@ class Gaps(Generic[E]):
             raise
 
     async def close(self, put: Put, group: TaskGroup) -> None:
-        """Start fetching the missed messages in tasks of this group.
+        """Start fetching the missed messages, in this task group.
 
         `put` adds a job to a chat's queue. When this returns, all jobs are queued ahead of any
         message that arrives later.
@@ -127,7 +127,7 @@ WHERE (length(excluded.last), excluded.last) > (length(seen.last), seen.last)
 
 
 class SeenMessages:
-    """Remembers the last message received in each place; after a crash, some arrive again."""
+    """Remembers the last message from each place; after a crash, some are received again."""
 
     def __init__(self, file: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -157,7 +157,7 @@ class SeenMessages:
 
 
 class Notebook:
-    """A SQLite database in a file, or in memory if no file is given; use one thread at a time."""
+    """A SQLite database, in memory if no file is given; only one thread may use it at a time."""
 
     def __init__(self, file: Path | None, schema: str) -> None:
         self._file = file

@@ -50,8 +50,8 @@ class PlatformChannel:
     ) -> None:
         """Create a channel for this platform.
 
-        With an `account`, only one of the processes that share a store serves it at a time. With a
-        `folder`, the data folder, pairings and half-sent answers survive a restart. `attachments`
+        With an `account`, only one of the processes that share a store serves it at a time. With
+        the data folder as `folder`, pairings and half-sent answers survive a restart. `attachments`
         stores incoming files and looks up the files that an answer links to; `transcriber`
         transcribes voice messages.
         """

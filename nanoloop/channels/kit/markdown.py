@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 _INFO = re.compile(r"^([\w+#.-]*)\s*(.*)$", re.DOTALL)
-"""The language, and any other text, after an opening fence."""
+"""Matches the language, and any other text, after an opening fence."""
 _OPTIONS = {"html": False, "breaks": True}
 """HTML tags are shown as text, and line breaks are kept."""
 
@@ -30,14 +30,14 @@ class Markup:
     italic: Callable[[str], str]
     strike: Callable[[str], str]
     code: Callable[[str], str]
-    """Receives inline code unescaped."""
+    """Formats inline code, which is passed to it unescaped."""
     block: Callable[[str, str], str]
-    """Receives a code block unescaped, and its language or an empty string."""
+    """Formats a code block, passed to it unescaped, along with its language or an empty string."""
     link: Callable[[str, str], str]
-    """Receives a link's text, and its address unescaped."""
+    """Formats a link, given its text and its unescaped address."""
     quote: Callable[[str], str]
     heading: Callable[[str, int], str] | None = None
-    """Receives a heading's text and level; by default, headings are bold."""
+    """Formats a heading, given its text and level; by default, headings are bold."""
     bullet: str = "• "
     rule: str = "———"
 
@@ -168,7 +168,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _words(node: SyntaxTreeNode) -> str:
-    """Return the text of a cell without markup."""
+    """Return a cell's text without markup."""
     if not node.children:
         return "\n" if node.type.endswith("break") else _content(node)
     return "".join(map(_words, node.children))
@@ -252,7 +252,7 @@ def _longest(text: str, limit: int, size: Callable[[str], int]) -> int:
 
 
 def _good_place(text: str, *, after: int) -> int:
-    """Find where to split: between paragraphs if possible, else lines, sentences or words."""
+    """Find where to split: between paragraphs if possible, or between lines, sentences or words."""
     earliest = max(after, int(len(text) * _EARLIEST))
     fence = _fence_at(text)
     if fence is not None and fence.begin > earliest:

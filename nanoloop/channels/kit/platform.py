@@ -55,7 +55,7 @@ class File:
     kind: Literal["image", "audio", "video", "file"]
     """The kind of file; a voice note is `audio`."""
     fetch: Callable[[], Awaitable[bytes]]
-    """Downloads the file; called once, if the size is allowed, and failures are handled."""
+    """Downloads the file; called at most once. The kit checks the size and handles failures."""
     name: str = ""
     mime_type: str = ""
     size: int | None = None
@@ -78,7 +78,7 @@ class Heard:
     chat: str
     """The chat's id, as in `Place.chat`; it contains no spaces."""
     id: str
-    """The platform's id for this message or event, the same if it is delivered again.
+    """The platform's id for this message or event, which stays the same on redelivery.
 
     If an edit has no id of its own, combine the message's id with the time of the edit.
     """
@@ -113,7 +113,7 @@ class Heard:
     deletes: str | None = None
     """The id of the earlier message that was deleted."""
     burst_seconds: float = 0
-    """Messages in the same chat within this time belong together, such as photos of an album."""
+    """Messages sent to a chat within this time belong together, such as photos in an album."""
     is_bot: bool = False
     """True if a program sent it, including this bot; such messages are never answered."""
     time: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
@@ -123,9 +123,9 @@ class Hear(Protocol):
     """Accepts the events that a platform reports."""
 
     async def __call__(self, *heard: Heard) -> None:
-        """Return once every event has been stored or refused; acknowledge it only then.
+        """Return once every event has been stored or refused; acknowledge the events only then.
 
-        In each chat, events are handled in the order of the calls; different chats don't wait for
+        Events in one chat are handled in the order of the calls; different chats don't wait for
         each other. Never raises, except when cancelled.
         """
         ...
@@ -165,7 +165,7 @@ class Platform(Protocol):
 
     @property
     def limits(self) -> Limits:
-        """The limits of the platform."""
+        """The platform's limits."""
         ...
 
     async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
@@ -207,7 +207,7 @@ class Platform(Protocol):
 
 
 class Refused(NanoloopError):
-    """A wrong token or a missing permission; the text says how to fix it, without the token."""
+    """The token is wrong or lacks a permission; the text says what to do, without the token."""
 
 
 class FormatRefused(NanoloopError):
@@ -229,7 +229,7 @@ def nobody(_: Heard) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """The parts of a channel that its platform may use."""
+    """Gives a platform access to parts of its channel."""
 
     channel: str = ""
     """The channel's name."""

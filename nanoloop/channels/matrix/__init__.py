@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MatrixSettings(PlatformSettings):
-    """Matrix; the bot has an account on any homeserver."""
+    """Settings for Matrix; the bot may have its account on any homeserver."""
 
     needs = ("token",)
 
@@ -97,8 +97,8 @@ ASKS = (
     ),
     ConnectQuestion(
         name="operator",
-        help="your own id: you are invited to a room, and get access and all commands",
-        asks="Your own id, such as @you:example.org, to be invited (Enter: skip)",
+        help="your own id, to be invited to a room and to use all commands",
+        asks="Your own id, such as @you:example.org, to be invited (Enter to skip)",
         is_needed=False,
     ),
 )

@@ -121,7 +121,7 @@ async def connect(told: Mapping[str, str]) -> Connected:
             )
             try:
                 await home.ask(request)
-                says.append(f"{operator} has been invited to a room with it")
+                says.append(f"{operator} has been invited to a room with the bot")
             except Declined as declined:
                 says.append(f"{operator} could not be invited ({declined.reason}): check the id")
         token = str(home.client.access_token)
@@ -215,12 +215,12 @@ def words(of: Any, *keys: str) -> str:
 
 
 def content(event: Event) -> Mapping[str, Any]:
-    """Return the content of an event."""
+    """Return an event's content."""
     return table(event, "content")
 
 
 def moment(event: Event) -> datetime:
-    """Return the time given by the homeserver, or the current time if it is invalid."""
+    """Return the time given by the homeserver, or the current time if that is invalid."""
     try:
         return datetime.fromtimestamp(event["origin_server_ts"] / 1000, timezone.utc)
     except (KeyError, TypeError, ValueError, OverflowError, OSError):
@@ -228,13 +228,13 @@ def moment(event: Event) -> datetime:
 
 
 def thread(said: Mapping[str, Any]) -> str:
-    """Return the id of the message that starts the thread; empty outside threads."""
+    """Return the id of the thread's first message, or an empty string outside threads."""
     relation = table(said, "m.relates_to")
     return words(relation, "event_id") if relation.get("rel_type") == "m.thread" else ""
 
 
 def answered(said: Mapping[str, Any]) -> str:
-    """Return the id of the message replied to, ignoring fallbacks for clients without threads."""
+    """Return the id of the answered message, ignoring fallbacks for clients without threads."""
     relation = table(said, "m.relates_to")
     if thread(said) and relation.get("is_falling_back"):
         return ""
@@ -242,7 +242,7 @@ def answered(said: Mapping[str, Any]) -> str:
 
 
 def edited(said: Mapping[str, Any]) -> str:
-    """Return the id of the edited message; empty if this is not an edit."""
+    """Return the id of the edited message, or an empty string if this is not an edit."""
     relation = table(said, "m.relates_to")
     return words(relation, "event_id") if relation.get("rel_type") == "m.replace" else ""
 
@@ -253,7 +253,7 @@ def redacted(event: Event) -> str:
 
 
 def text(said: Mapping[str, Any], name: str = "") -> str:
-    """Return the text of a message; `name` is its sender's."""
+    """Return the text of a message; `name` is the sender's name."""
     body = words(said, "body")
     if words(table(said, "m.relates_to"), "m.in_reply_to", "event_id"):
         body = _FALLBACK.sub("", body, count=1) if body.startswith("> <") else body

@@ -1,4 +1,4 @@
-"""Matrix as a platform: one account on any homeserver, and the rooms it has joined."""
+"""The Matrix platform: serves one account, on any homeserver, and the rooms it has joined."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class MatrixPlatform:
         limits: Limits = LIMITS,
         name: str = "matrix",
     ) -> None:
-        """With a `folder`, the data folder, the bot resumes where it left off after a restart.
+        """With the data folder as `folder`, the bot resumes where it left off after a restart.
 
         The token must belong to `user`.
         """
@@ -199,12 +199,12 @@ class MatrixPlatform:
 
 
 def _kind(room: Room) -> str:
-    """Return the message type: m.notice in groups, which other bots ignore but which is silent."""
+    """Return the message type: in groups, m.notice, which is silent but ignored by other bots."""
     return "m.text" if room.private else "m.notice"
 
 
 _BOTS = frozenset({"m.notice", "m.server_notice", "m.key.verification.request"})
-"""Message types that nobody wrote, sent by bots, the homeserver or clients."""
+"""Types of messages that nobody typed: bots, the homeserver or clients sent them."""
 _KINDS: Mapping[str, Literal["image", "audio", "video", "file"]] = {
     "m.image": "image",
     "m.audio": "audio",
@@ -216,7 +216,7 @@ _SIDE_BY_SIDE = 20
 
 
 class MatrixHearing:
-    """Converts events to messages for the kit."""
+    """Converts events to the kit's messages."""
 
     def __init__(
         self, homeserver: Homeserver, *, rooms: Rooms, recent: Recent, file_bytes: int
@@ -227,7 +227,7 @@ class MatrixHearing:
         self._file_bytes = file_bytes
 
     async def heard(self, rooms: Mapping[str, Sequence[Event]]) -> Mapping[str, Sequence[Heard]]:
-        """Convert the events that people caused, by room and in order."""
+        """Convert the events that people caused, room by room and in order."""
         found: dict[str, list[Heard]] = {room: [] for room in rooms}
         limiter = anyio.CapacityLimiter(_SIDE_BY_SIDE)
 
@@ -338,7 +338,7 @@ _END = r"(?![\w-]|[.:]\w)"
 
 
 def named(said: Mapping[str, Any], *, me: str, name: str) -> tuple[bool, str]:
-    """Return whether the message mentions the bot, and the words that do; empty if none do."""
+    """Return whether the message mentions the bot, and the words that mention it, if any."""
     names = _names(me, name)
     start = _at_the_beginning(words(said, "body"), me, names)
     if start:
@@ -369,7 +369,7 @@ def _is_mentioned(said: Mapping[str, Any], me: str) -> bool:
 
 
 def _is_linked(said: Mapping[str, Any], me: str) -> bool:
-    """Return whether the message contains the markup for the bot's name picked from a list."""
+    """Return whether the message has the link that clients add when its name is picked."""
     formatted = words(said, "formatted_body")
     return any(f'"https://matrix.to/#/{form}"' in formatted for form in (me, quote(me, safe="")))
 
@@ -379,7 +379,7 @@ def _stands_in(said: Mapping[str, Any], me: str) -> bool:
 
 
 def _first(body: str, names: Sequence[str]) -> str:
-    """Return the first of these names that occurs in the text, as it is written there."""
+    """Return the first of these names that the text contains, spelled as in the text."""
     for name in names:
         if found := re.search(rf"(?<!\w){re.escape(name)}(?!\w)", body, re.IGNORECASE):
             return found[0]
@@ -437,6 +437,6 @@ class Recent:
 
 
 def _anew(event: Event, edit: Event) -> Event:
-    """Return the edited content of an event, which keeps its relation to other events."""
+    """Return an event's edited content, keeping its relation to other events."""
     relation = table(event, "content", "m.relates_to")
     return {**table(edit, "content", "m.new_content"), "m.relates_to": relation}

@@ -23,7 +23,7 @@ TWO = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A room in its current state."""
+    """A room, with its current state."""
 
     id: str
     known: Any
@@ -45,7 +45,7 @@ class Room:
 
 
 class Rooms:
-    """Looks up rooms, requesting the members of each only once."""
+    """Looks up rooms, requesting each room's members only once."""
 
     def __init__(self, homeserver: Homeserver) -> None:
         self._homeserver = homeserver

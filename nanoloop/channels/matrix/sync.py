@@ -1,4 +1,4 @@
-"""Fetches news from the homeserver, in order, and remembers how far it has read."""
+"""Fetches updates from the homeserver, in order, and remembers how far it has read."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ WAIT_SECONDS = 30
 PAGE = 100
 """How many events of a room are requested at once."""
 PAGES = 100
-"""The largest gap in a room that is filled, in pages."""
+"""The largest gap in a room's history that is filled, in pages."""
 _NOTHING: Mapping[str, Any] = {"types": []}
 _TOLD = {"types": [MESSAGE, STICKER, REDACTION, ENCRYPTED, TOMBSTONE, MEMBER], "limit": PAGE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncNews:
-    """News from the homeserver since the last request."""
+    """The updates from the homeserver since the last request."""
 
     since: str
-    """The homeserver's position after this news."""
+    """The homeserver's position after these updates."""
     rooms: Mapping[str, Sequence[Event]]
     """New events by room, oldest first."""
     invitations: Mapping[str, Sequence[Event]]
@@ -56,7 +56,7 @@ class Timeline:
         self._homeserver = homeserver
 
     async def read(self, since: str | None) -> SyncNews:
-        """Wait a while for news; if `since` is None, return only the current position."""
+        """Wait a while for updates; if `since` is None, return only the current position."""
         try:
             answer = await self._sync(since)
         except Declined:
@@ -101,7 +101,7 @@ class Timeline:
 
 
 def _filter(since: str | None) -> Mapping[str, Any]:
-    """Select what the homeserver sends: only messages and memberships, at first not even these."""
+    """Return a filter that admits only messages and memberships, or nothing without `since`."""
     timeline = _TOLD if since else {**_NOTHING, "limit": 1}
     state = {"types": [MEMBER]} if since else _NOTHING
     room = {"timeline": timeline, "state": state, "ephemeral": _NOTHING, "account_data": _NOTHING}
@@ -198,7 +198,7 @@ class Batches:
 
 
 class Bookmark:
-    """Remembers how far the homeserver's news has been read."""
+    """Remembers how far the homeserver's updates have been read."""
 
     def __init__(self, file: Path | None = None) -> None:
         """Without a file, the bookmark lasts only as long as the process."""

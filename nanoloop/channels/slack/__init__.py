@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SlackSettings(PlatformSettings):
-    """Slack, over Socket Mode, which needs no public address."""
+    """Settings for Slack in Socket Mode, which needs no public address."""
 
     needs = ("token", "app_token")
 
@@ -67,8 +67,8 @@ ASKS = (
     ),
     ConnectQuestion(
         name="operator",
-        help="your own member id, such as U0123456789; you get access and all commands",
-        asks="Your own member id, U… (Enter: you get a code when you write to the bot)",
+        help="your own member id, such as U0123456789, to give yourself access and all commands",
+        asks="Your own member id, U… (Enter: get a code by writing to the bot)",
         is_needed=False,
     ),
 )

@@ -34,7 +34,7 @@ class SlackHearing:
         self._files = files
 
     async def heard(self, event: Event) -> Heard | None:
-        """Convert an event for the kit; return None if it is not about a message."""
+        """Convert an event to the kit's format; return None if it is not about a message."""
         if event.get("type") not in ("message", "app_mention") or not event.get("channel"):
             return None
         match event.get("subtype"):
@@ -207,7 +207,7 @@ class SlackFiles:
         try:
             async with self._session.post(address, data=data) as answer:
                 if answer.status != _OK:
-                    raise SendLater(f"the file was not accepted ({answer.status})")
+                    raise SendLater(f"Slack did not accept the file ({answer.status})")
         except (aiohttp.ClientError, OSError) as error:
             raise SendLater(f"the network failed ({type(error).__name__})") from None
 

@@ -1,4 +1,4 @@
-"""Slack as a platform: receives events over a socket and fetches missed messages."""
+"""The Slack platform: receives events over a socket and fetches missed messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nanoloop.lanes import Lanes
 from nanoloop.plugins import Connected
 
 LIMITS = Limits(text=4000, edit_seconds=1.2, file_bytes=LIMIT_BYTES)
-"""Slack's longest message for an edit, and a rate of edits that it always accepts."""
+"""The longest text that Slack accepts in an edit, and an edit rate that it always accepts."""
 _SECONDS = 30.0
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class SlackPlatform:
     def __init__(
         self, token: str, app_token: str, *, folder: Path | None = None, address: str = ADDRESS
     ) -> None:
-        """With a `folder`, the data folder, the bot also reads messages missed during a restart."""
+        """With the data folder as `folder`, the bot also reads messages missed during a restart."""
         self.limits = LIMITS
         self._token = token
         self._app_token = app_token
@@ -126,7 +126,7 @@ class SlackPlatform:
         return written(markdown)
 
     async def _told(self, place: Place | None, call: Awaitable[T]) -> T:
-        """Await a call; if it fails and may still have succeeded, mark the place as doubtful."""
+        """Await a call; if it fails but may have taken effect, mark the place as doubtful."""
         try:
             return await call
         except Refused:
@@ -255,7 +255,7 @@ NEEDED = ("chat:write", "im:history", "users:read")
 
 
 async def admitted(web: Web) -> str:
-    """Return the bot's own id; raises `Refused` with advice if the token is not accepted."""
+    """Return the bot's own id; raises `Refused` with advice if Slack rejects the token."""
     answer, headers = await web.answer("auth.test")
     granted = headers.get("x-oauth-scopes")
     if granted is not None:
@@ -323,7 +323,7 @@ class SlackListener:
             return SendLater(f"the network failed ({type(error).__name__})")
 
     async def _receive(self, greeted: Callable[[], Awaitable[None]]) -> None:
-        """Receive until Slack asks for a new connection, which delivers anything unacknowledged."""
+        """Receive until Slack asks for a new connection, which redelivers unacknowledged events."""
         answer = await self._app.call("apps.connections.open")
         async with self._session.ws_connect(str(answer["url"]), heartbeat=PING_SECONDS) as socket:
             await self._envelopes.receive(socket, greeted)
@@ -347,7 +347,7 @@ async def _nothing() -> None:
 
 
 WAITING = 200
-"""How many events of one chat may wait before the socket has to wait."""
+"""How many events from one chat may be queued before the socket has to wait."""
 _SWITCHED_OFF = (
     "Socket Mode is turned off for this Slack app: turn it on under Socket Mode at "
     "api.slack.com/apps"

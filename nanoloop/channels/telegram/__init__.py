@@ -22,14 +22,14 @@ _TOKEN = re.compile(r"\d+:[\w-]+", re.ASCII)
 
 
 class TelegramSettings(PlatformSettings):
-    """Telegram; the token is from @BotFather."""
+    """Settings for Telegram; get the bot's token from @BotFather."""
 
     needs = ("token",)
 
     token: SecretStr | None = Field(default=None, examples=["..."])
     """The bot's token; the variable NANOLOOP_CHANNELS__TELEGRAM__TOKEN is a safer place for it."""
     api: Annotated[str, AfterValidator(http_address)] = "https://api.telegram.org"
-    """The address of the Bot API; a Bot API server of your own has no file size limit."""
+    """The address of the Bot API; your own Bot API server has no file size limit."""
     webhook_url: Annotated[str, AfterValidator(http_address)] | None = Field(
         default=None, examples=["https://bot.example.org/telegram"]
     )
@@ -91,8 +91,8 @@ ASKS = (
     ),
     ConnectQuestion(
         name="operator",
-        help="your own id, a number; you get access and all commands",
-        asks="Your own id, a number (Enter: you get a code when you write to the bot)",
+        help="your own numeric id, to give yourself access to the bot and all its commands",
+        asks="Your own numeric id (Enter: get a code by writing to the bot)",
         is_needed=False,
     ),
 )

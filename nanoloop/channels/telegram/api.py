@@ -1,4 +1,4 @@
-"""Calls to Telegram, with their limits and failures."""
+"""Calls Telegram's API, and handles its limits and failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ANSWER_SECONDS = 20.0
 PARTING_SECONDS = 5.0
 """On shutdown, how long to wait for requests in progress."""
 POLL = "/GetUpdates"
-"""The end of the URL for polling; Telegram accepts a method's name in any case."""
+"""How the URL for polling ends; Telegram accepts a method's name in any case."""
 _WITH_TOKEN = re.compile(r"/bot\d+:")
 
 
@@ -102,7 +102,7 @@ def _retry_after(payload: bytes) -> float | None:
 
 
 def _hush() -> None:
-    """Keep URLs, which contain the token, and parameters, which may be users' text, out of logs."""
+    """Keep URLs and parameters out of logs, as they may contain the token or users' text."""
     logging.getLogger("httpx").addFilter(_names_no_token)
     logging.getLogger("telegram").setLevel(logging.WARNING)
 
@@ -138,13 +138,13 @@ _KNOWN = (
     "user is deactivated",
     "was kicked from",
 )
-"""Telegram's known error messages about chats, which contain no users' text."""
+"""Telegram's known error messages about chats; none of them contains users' text."""
 _GONE = ("message to edit not found", "message can't be edited", "message_id_invalid")
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Replace the library's errors with those of the kit, except for a group that has moved.
+    """Convert the library's errors to the kit's, except when a group has moved.
 
     The library's errors may contain a URL with the token, so they are not kept as the cause.
     """

@@ -44,7 +44,7 @@ class Reader:
         self._moves = moves
 
     def __call__(self, update: Any) -> Heard | None:
-        """Read an update; never raises, because Telegram would send an unreadable one forever."""
+        """Read an update; never raises, because Telegram would resend an unreadable one forever."""
         try:
             known = Update.de_json(update, self._bot)
             message = known.message or known.edited_message
@@ -223,8 +223,8 @@ def _file(found: Any, kind: Kind, usual: str) -> File:
 class Moves:
     """Maps the old and new ids of groups, in a file if one is given.
 
-    A supergroup numbers its messages from 1 again, so the ids of its messages here include the
-    chat's id to tell them apart from older messages.
+    A supergroup numbers its messages from 1 again, so the message ids used here include the
+    chat's id, which tells them apart from older ones.
     """
 
     def __init__(self, file: Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Telegram as a platform: incoming messages, and answers as HTML."""
+"""The Telegram platform: receives messages, and posts answers as HTML."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TelegramPlatform:
         webhook: Webhook | None = None,
         moves: Moves | None = None,
     ) -> None:
-        """Without a webhook, the bot polls. `api` may be your own Bot API server."""
+        """Without a webhook, the bot polls. `api` may be the URL of your own Bot API server."""
         self.limits = LIMITS
         self._moves = moves or Moves()
         request = TelegramRequest()
@@ -107,7 +107,7 @@ class TelegramPlatform:
                 raise
 
     async def remove(self, place: Place, message: str) -> None:
-        """Delete one of the bot's messages; Telegram keeps messages older than two days."""
+        """Delete one of the bot's messages; Telegram refuses if they are older than two days."""
         number = self._moves.number(place.chat, message)
         if number is None:
             return

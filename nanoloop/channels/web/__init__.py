@@ -40,14 +40,14 @@ def _networks(said: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class TokenSettings(Section):
-    """A named token for the web. Without any, only this machine is served."""
+    """A named token for the web channel. Without any tokens, only this machine is served."""
 
     token: SecretStr | None = Field(default=None, examples=["..."])
     """The token to log in with: at least 16 characters, for example from `openssl rand -hex 24`."""
     sessions: Names | None = Field(default=None, examples=[["*"]])
-    """Ids of sessions its holder may see (`*` matches anything); by default, only their own."""
+    """Ids of sessions the holder may see (`*` matches anything); by default, only their own."""
     agents: Names | None = Field(default=None, examples=[["cook"]])
-    """The agents its holder may use; by default, the default one, or all if they see everything."""
+    """The agents the holder may use; if unset, the default one, or all if they see all sessions."""
     may_use: Annotated[tuple[Literal["commands", "metrics"], ...], Field(strict=False)] = Field(
         default=(), examples=[["metrics"]]
     )
@@ -64,7 +64,7 @@ class WebSettings(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 8765
     """The port to listen on; 0 chooses a free one."""
     hosts: Names = Field(default=(), examples=[["chat.example.org"]])
-    """Additional host names of the server, for example behind a proxy."""
+    """Additional host names for the server, for example behind a proxy."""
     origins: Names = Field(default=(), examples=[["https://app.example.org"]])
     """Other sites whose pages may call the API; by default, none may."""
     trusted_proxies: Annotated[Names, AfterValidator(_networks)] = Field(
@@ -72,7 +72,7 @@ class WebSettings(Section):
     )
     """Addresses or networks of your proxies; only these may report a client's address."""
     open_on_loopback: bool = False
-    """Whether all users of this machine have access without a token, if no token is set."""
+    """Whether everyone who uses this machine has access if no token is set."""
     requests_per_minute: Annotated[int, Field(ge=1), Unit("requests")] = 600
     """How many requests per minute a token, or an address without a token, may send."""
     upload_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = 10_000_000
@@ -80,7 +80,7 @@ class WebSettings(Section):
     uploads_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = UPLOADS_BYTES
     """The maximum space in the data folder for all uploads together."""
     language: Language | None = Field(default=None, examples=["fr"])
-    """The language of the bot's own messages on the web, unless the agent sets one."""
+    """The language of the bot's own messages in the web channel, unless the agent sets one."""
     tokens: dict[str, TokenSettings] = Field(default_factory=dict)
 
     @property
@@ -160,7 +160,7 @@ def _secret(tokens: Sequence[Token], settings: Settings) -> bytes:
 
 
 TOKEN_LENGTH = 16
-"""The minimum length of a token in characters, so that it can't be guessed."""
+"""The minimum token length in characters, so that it can't be guessed."""
 OWN_FILE = "web-token"
 """The file in the data folder for the token that is generated if none is set."""
 

@@ -1,4 +1,4 @@
-"""Access control for the web: tokens, logins, other sites, rate limits, and refusals."""
+"""Access control for the web channel: tokens, logins, other sites, rate limits, and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMMANDS, METRICS = "commands", "metrics"
 
 
 class WebAccess:
-    """Decides which requests are let in: from known callers, from allowed sites, not too often."""
+    """Lets requests in if their caller and site are allowed and they do not come too often."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class WebAccess:
         return caller
 
     def owner_of(self, request: Request) -> str:
-        """Return the caller or address whose share of the capacity a request uses."""
+        """Return the caller or address whose share of the capacity the request uses."""
         if self.callers.is_open:
             return self._address_of(request)
         secret = _token_in(request)
@@ -102,7 +102,7 @@ class WebAccess:
     def _refuse_other_sites(self, request: Request) -> None:
         origin = request.headers.get("origin")
         if origin is not None and origin not in self.origins and not _is_ours(request, origin):
-            raise Refusal(403, "pages of other sites may not call this API")
+            raise Refusal(403, "pages on other sites may not call this API")
         is_asked_for = "authorization" in request.headers or ASKED_BY_SCRIPT in request.headers
         if request.method not in _SAFE_METHODS and not is_asked_for:
             raise Refusal(403, "send the header X-Nanoloop: 1, or a token")
@@ -191,7 +191,7 @@ def _forwarded_for(headers: Headers) -> list[str]:
 
 
 def _forwarded(headers: Headers) -> list[str]:
-    """Return the `for` value of each hop, or an empty string if it has none."""
+    """Return the `for` value of each hop, or an empty string for a hop without one."""
     hops = [hop for said in headers.getlist(FORWARDED) for hop in said.split(",")]
     pairs = [[pair.partition("=") for pair in hop.split(";")] for hop in hops]
     return [
@@ -217,8 +217,8 @@ LOGINS_A_MINUTE = 60
 class Guesses:
     """Finds the owners of tokens, and slows down guessing.
 
-    After too many wrong tokens from an address, none is checked, or else guessing would be as fast
-    as sending. A token that was accepted from that address before still passes.
+    After too many wrong tokens from an address, no more are checked, because guessing would
+    otherwise be as fast as sending. A token accepted from that address before still passes.
     """
 
     def __init__(self, callers: Callers) -> None:
@@ -227,7 +227,7 @@ class Guesses:
         self._right: BoundedDict[tuple[str, Caller], None] = BoundedDict(CALLERS_KNOWN)
 
     def owner_of(self, secret: str, address: str, *, kind: str) -> Caller:
-        """Return the owner of this token, or raise `Refusal`; each kind of use counts alone."""
+        """Return this token's owner, or raise `Refusal`; each kind of use is counted separately."""
         caller, bucket = self._callers.of_token(secret), f"{kind} {address}"
         if caller is not None and (address, caller) in self._right:
             self._right[address, caller] = None  # now the most recently used
@@ -284,7 +284,7 @@ class Caller:
 
     @property
     def prefix(self) -> str:
-        """The prefix of the ids of the caller's new sessions."""
+        """The prefix for the ids of new sessions that the caller creates."""
         own = f"web:{self.name}."
         return own if self.sees(own) else self.patterns[0].partition("*")[0]
 
@@ -319,7 +319,7 @@ class Callers:
         self._now = now
 
     def add(self, token: Token, *, where: str) -> None:
-        """Add a token, whose location `where` describes."""
+        """Add a token; `where` says where to find it."""
         self._by_digest.append((_digest(token.secret), token))
         self.where = f": {where}"
 

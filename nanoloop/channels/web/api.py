@@ -68,13 +68,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ROUTE = "nanoloop.route"
-"""The key in a request's scope for the path of its operation."""
+"""The key for the operation's path in a request's scope."""
 TOLD = "nanoloop.told"
 """The key in a request's scope that marks its failure as logged."""
 
 
 def path_of(scope: Scope) -> str:
-    """Return the path of a request's operation; an unknown path may hold text, so is not logged."""
+    """Return the path of a request's operation; unknown paths may hold text and are not logged."""
     return str(scope.get(ROUTE, "-"))
 
 
@@ -153,7 +153,7 @@ class ApiCall:
         """Raise `Refusal` unless the caller may use this agent."""
         if name not in self.agents:
             which = "any agent" if name is None else f"the agent {quoted(name)}"
-            raise Refusal(403, f"this token may not use {which}: see its setting `agents`")
+            raise Refusal(403, f"this token may not use {which}: see its `agents` setting")
 
 
 Run = Callable[..., Awaitable[ASGIApp]]
@@ -173,7 +173,7 @@ class Operation:
     produces: tuple[str, ...] = ("application/json",)
     """The media types of the response."""
     refuses: tuple[int, ...] = ()
-    """Status codes for refusing a well-formed request because of its content."""
+    """Status codes for well-formed requests that are refused because of their content."""
     is_public: bool = False
     """Whether anyone may call the operation."""
     takes_names: bool = False
@@ -322,7 +322,7 @@ class WebLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebParts:
-    """The parts of the loop that the web channel uses."""
+    """The loop's parts that the web channel uses."""
 
     bus: Bus
     sessions: Sessions
@@ -337,9 +337,9 @@ class WebParts:
     model: str
     """The model used by agents that don't name one."""
     snapshot: Snapshot
-    """Returns the counters of telemetry."""
+    """Returns the telemetry counters."""
     sentences: Sentences
-    """The sentences for clients about failures."""
+    """The sentences that explain failures to clients."""
     language: Language | None
     """The language of messages to clients, unless the agent sets one."""
     provider: Provider
@@ -414,16 +414,16 @@ _WRONG = {
     "model": "not an object",
     "string": "not a string",
 }
-"""Why a value is invalid, by the first word of the error's type."""
+"""Maps the first word of an error's type to the reason why a value is invalid."""
 _BOUNDS = {
     "greater_than_equal": "is {value}, less than {ge}",
     "less_than_equal": "is {value}, more than {le}",
     "literal_error": "is {value}, not {expected}",
     "string_pattern_mismatch": "is {value}, which does not match {pattern}",
     "string_too_long": "is too long: at most {max_length} characters",
-    "string_too_short": "is too short: at least {min_length}",
-    "too_long": "has too many: at most {max_length}",
-    "too_short": "has too few: at least {min_length}",
+    "string_too_short": "is too short: the minimum length is {min_length}",
+    "too_long": "has too many items: at most {max_length}",
+    "too_short": "has too few items: at least {min_length}",
 }
 
 
@@ -461,7 +461,7 @@ def _unknown(where: str, model: type[BaseModel]) -> str:
 
 
 def _shown(value: Any, where: str) -> str:
-    """Format a value for a sentence: shortened, only its type if nested, hidden if secret."""
+    """Format a value for a sentence: shorten it, hide secrets, name only nested values' types."""
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
     said = json.dumps(value, default=str)
@@ -494,7 +494,7 @@ DOCS_STYLE_HASH = base64.b64encode(hashlib.sha256(_DOCS_STYLE.encode()).digest()
 
 
 def document(operations: Iterable[Operation], *, is_open: bool = False) -> dict[str, Any]:
-    """Return the OpenAPI document of these operations; with `is_open`, no token is needed."""
+    """Return the OpenAPI document for these operations; with `is_open`, no token is needed."""
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Any] = {"Error": _ERROR_SCHEMA}
     for operation in operations:
@@ -573,8 +573,8 @@ def docs_page(operations: Iterable[Operation]) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>nanoloop API</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_DOCS_STYLE}</style></head><body><h1>nanoloop API</h1>"
-        "<p>JSON in and out; a token goes in <code>Authorization: Bearer …</code>, and without one "
-        "every change needs <code>X-Nanoloop: 1</code>. An error is "
+        "<p>Requests and responses are JSON. Send a token as <code>Authorization: Bearer …</code>; "
+        "changes without one need the header <code>X-Nanoloop: 1</code>. An error is "
         '<code>{"error": {"message", "type"}}</code>. For programs: '
         f'<a href="/openapi.json">openapi.json</a>.</p><dl>{rows}</dl></body></html>'
     )

@@ -80,7 +80,7 @@ from nanoloop.session.entry import SCHEME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebAddress:
-    """The address and the host names of the web channel."""
+    """The web channel's address and host names."""
 
     host: str = "127.0.0.1"
     port: int = 8765
@@ -273,7 +273,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 STORE_SECONDS = 3
 """How long the store may take to respond."""
 PROBE = "web:readyz"
-"""A session key that is never used, to check the store with."""
+"""A session key that is used only to check the store."""
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -305,7 +305,7 @@ async def _reaches_store(backend: Backend) -> bool:
 
 @serve("GET", "/metrics", produces=("text/plain",))
 async def metrics(call: ApiCall) -> Response:
-    """Return the counters of all chats together, for Prometheus."""
+    """Return the counters, summed over all chats, for Prometheus."""
     if not call.who.is_operator and METRICS not in call.who.rights:
         raise Refusal(403, 'this token may not read the metrics: add "metrics" to its may_use')
     counted = call.backend.parts.snapshot()
@@ -530,7 +530,7 @@ def _cors(backend: Backend) -> Middleware:
 
 
 async def _refused_by_router(_: Request, error: Exception) -> Response:
-    """Return the response to an error of the router itself."""
+    """Return the response to an error that the router itself raised."""
     assert isinstance(error, HTTPException)  # noqa: S101 - only called for these
     says = {404: "there is nothing here", 405: "this method is not allowed here"}
     sentence = says.get(error.status_code, "this request can't be served")
@@ -638,7 +638,7 @@ STATIC = Path(__file__).parent / "static"
 
 @dataclass(frozen=True, slots=True)
 class _PageFile:
-    """A file of the page, ready to be sent."""
+    """One of the page's files, ready to be sent."""
 
     body: bytes
     mime_type: str
@@ -660,7 +660,7 @@ class _PageFile:
 
 
 def page_routes(folder: Path = STATIC) -> list[BaseRoute]:
-    """Return the routes of the page and its files."""
+    """Return the routes for the page and its files."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     files = {path.relative_to(folder).as_posix(): _PageFile.at(path) for path in paths}
 

@@ -25,7 +25,7 @@ from nanoloop.words import did_you_mean
 
 SESSION = "/api/sessions/{session}"
 SEARCHED = 50
-"""How many of the latest sessions have their messages searched if no title matches."""
+"""If no title matches, how many of the latest sessions have their messages searched."""
 Title = Annotated[str, Field(min_length=1, max_length=200)]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 _MEDIA = {"md": "text/markdown", "json": "application/json", "yaml": "application/yaml"}
@@ -38,7 +38,7 @@ class SessionsQuery(BaseModel):
     archived: bool = False
     limit: Annotated[int, Field(ge=1, le=200)] = 50
     after: Annotated[str, Field(max_length=200)] = ""
-    """The `next` value of the previous page."""
+    """The `next` value from the previous page."""
 
 
 class NewSession(RequestBody):
@@ -57,7 +57,7 @@ class SessionChange(RequestBody):
 
 
 class ExportQuery(BaseModel):
-    """The format of an export."""
+    """The format to export in."""
 
     format: Literal["md", "json", "yaml"] = "md"
 

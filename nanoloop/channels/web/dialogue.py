@@ -83,7 +83,7 @@ async def say(call: ApiCall, said: NewMessage) -> Response:
 
 
 def _name_of(said: NewMessage | Retry, named: MessageName, session: Session) -> str:
-    """Return the id of the message: the one given, or else one derived from its name."""
+    """Return the message's id: the one given, or else one derived from its name."""
     named.settle(session)
     return said.message_id if "message_id" in said.model_fields_set else named.message_id
 
@@ -96,7 +96,7 @@ def check_same(known: Iterable[Entry], message: Inbound) -> None:
 
 
 async def hand_in(backend: Backend, message: Inbound) -> Outcome:
-    """Hand in a message, which is stored when this returns; raises `Refusal`.
+    """Submit a message, which is stored when this returns; raises `Refusal`.
 
     A message refused with 503 may still be stored later; its id ensures that it is taken only once.
     """
@@ -181,7 +181,7 @@ def asked_by(
 async def lane_of(backend: Backend, session: Session, account: str) -> str:
     """Return the key whose lane this session's messages wait in; switch the key to this session.
 
-    Raises `Refusal` if the session belongs to another channel whose chat has moved on.
+    Raises `Refusal` if the session belongs to another channel whose chat now uses a different one.
     """
     key = session.key or session.id
     sessions = backend.parts.sessions
@@ -289,7 +289,7 @@ async def messages(call: ApiCall, asked: MessagesQuery) -> Response:
 
 
 async def _newest(store: Store, session_id: str, *, upto: int, count: int) -> list[dict[str, Any]]:
-    """Return at least this many of the newest messages up to a number, or all there are."""
+    """Return at least this many messages, the newest up to a number, or all if fewer exist."""
     found: list[dict[str, Any]] = []
     while len(found) < count and upto > 0:
         after = max(0, upto - ENTRIES_READ)

@@ -1,4 +1,4 @@
-"""The events of each session, for all its readers: bounded, and resumable by id."""
+"""Keeps each session's latest events for its readers, who can resume by id."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class FeedEvent:
 
     @property
     def frame(self) -> bytes:
-        """The event in the format `text/event-stream`."""
+        """The event in `text/event-stream` format."""
         if self._frame is None:
             place = f"id: {self.id}\n" if self.is_place else ""
             data = json.dumps(self.data)
@@ -238,11 +238,11 @@ _MEMORY: Mapping[type[Event], str] = {
 }
 
 _FACTS = ("error", "seconds", "tokens_in", "tokens_out", "tokens_cached")
-"""The fields of a turn's event that are reported besides its state."""
+"""The fields of a turn's event that are reported in addition to its state."""
 
 
 class FeedWriter:
-    """Converts messages and events of the loop into events for readers; never waits."""
+    """Converts the loop's messages and events into events for readers; never waits."""
 
     def __init__(self) -> None:
         self.feeds = Feeds()
@@ -262,7 +262,7 @@ class FeedWriter:
         feed.add("answer", answer)
 
     def hear(self, event: Event) -> None:
-        """Report an event of the loop."""
+        """Report an event from the loop."""
         kind = type(event)
         if kind in _TURN:
             self._hear_turn(event, _TURN[kind])
@@ -363,7 +363,7 @@ class FeedCursor:
     def __init__(
         self, feed: Feed, *, after: int | None = None, sees: Callable[[str], bool] | None = None
     ) -> None:
-        """With `after`, an event's id, start after it; pieces of text before now are skipped."""
+        """Start after the event with id `after`, if given; text streamed before now is skipped."""
         self.feed = feed
         self.has_gap = after is not None and not feed.has_since(after)
         self._after = feed.last if after is None or self.has_gap else after
@@ -426,7 +426,7 @@ class Waker:
 STREAMS = 2000
 """How many event streams may be open at once, on all pages together."""
 SHARE_OF_CONNECTIONS = 3 / 8
-"""The share of all connections that streams may use, less than one address may."""
+"""The share of all connections that streams may use; one address may use a larger share."""
 
 
 class OpenStreams:

@@ -44,7 +44,7 @@ class MessageName:
     message_id: str
     """The message's id; a session takes each id only once."""
     begins: str = ""
-    """The prefix of the ids for this caller and body; empty if the request has no name."""
+    """The prefix for ids from this caller and body, or an empty string without a name."""
     is_key: bool = False
     """Whether the client chose the name, and so can return for the answer at any time."""
     is_again: bool = False
@@ -61,7 +61,7 @@ class MessageName:
 
     @property
     def lasting(self) -> SharedAnswer | None:
-        """The answer, if a repeated request should get the same one."""
+        """The answer, if a repeated request should get the same answer; otherwise None."""
         return self.answer if self.answer is not None and self.answer.is_lasting else None
 
     @property
@@ -105,7 +105,7 @@ class MessageNames:
         """
         key = request.headers.get(KEY, "").strip()
         if len(key) > KEY_CHARS:
-            raise Refusal(422, f"{KEY}: at most {KEY_CHARS} characters")
+            raise Refusal(422, f"{KEY} is too long: at most {KEY_CHARS} characters")
         if not key and RETRIES not in request.headers:
             return MessageName(message_id=uuid4().hex)
         said = f"{caller.name}\n{body}".encode("utf-8", "surrogatepass")
@@ -166,7 +166,7 @@ LOOKED_THROUGH = 2000
 
 
 async def exchange_of(store: Store, session: Session, message_id: str) -> Sequence[Entry]:
-    """Return a message and everything after it; empty if it is not among the newest entries."""
+    """Return a message and all later entries; empty if the message is not among the newest."""
     later: list[Entry] = []
     upto = session.last_seq
     while upto > 0 and len(later) < LOOKED_THROUGH:

@@ -45,7 +45,7 @@ class Sight:
 
 
 class SessionWatch:
-    """Checks the sessions that are being read, and no others."""
+    """Checks only the sessions that are being read."""
 
     def __init__(self, feeds: Feeds, *, sessions: Sessions, nodes: Nodes) -> None:
         self._feeds = feeds
@@ -130,7 +130,7 @@ class SessionWatch:
             self._tell_changed(session.id)
 
     def _tell_standing(self, feed: Feed, session: Session, before: Sight, now: Sight) -> None:
-        """Report changes to a session other than its messages."""
+        """Report a session's changes, except new messages."""
         if now.memory != before.memory:
             feed.add("memory", {"reason": "changed"})
         if now.moved and now.moved != before.moved:

@@ -53,7 +53,7 @@ FAMILIES = {
 
 
 def family_of(name: str) -> Family:
-    """Return the family of a model with this name; most need no special settings."""
+    """Return the settings for the family of this model; most models need no special ones."""
     plain = name.lower().replace("-", " ")
     return next((family for part, family in FAMILIES.items() if part in plain), Family())
 
@@ -76,7 +76,7 @@ class NotGguf(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gguf:
-    """The relevant part of a GGUF file's header."""
+    """The relevant fields in a GGUF file's header."""
 
     name: str
     size: int
@@ -169,7 +169,7 @@ WORKING_BYTES = 300_000_000
 CACHE_MIB = 1024
 MEMORY_FILE = Path("/proc/meminfo")
 LIMIT_FILE = Path("/sys/fs/cgroup/memory.max")
-"""The memory limit of a container on Linux."""
+"""The file with a Linux container's memory limit."""
 
 
 def context_tokens(model: Gguf, *, wished: int, parallel: int, room: int) -> int:

@@ -201,7 +201,7 @@ class LocalProvider:
     def _check_rest(self) -> None:
         if self._ends >= ENDS_IN_A_ROW and time.monotonic() < self._rests_until:
             raise ProviderError(
-                f"the process of {self._model!r} ended {self._ends} times in a row: try again in "
+                f"the {self._model!r} process ended {self._ends} times in a row: try again in "
                 f"{REST_SECONDS} seconds, or choose a smaller model or context"
             )
 
@@ -227,7 +227,7 @@ class _Background:
 
 
 def half_of_the_processors() -> int:
-    """Return half the number of processors, usually the fastest: pairs of them share a core."""
+    """Return half the number of processors, usually the fastest choice, as pairs share a core."""
     return max(1, (os.cpu_count() or 1) // 2)
 
 
@@ -418,8 +418,7 @@ class ModelServer:
                 await self.kill()
             raise
         raise ModelEnded(
-            f"the process of {self._order.model} {self.process.end}: try again; it will be "
-            f"restarted"
+            f"the {self._order.model} process {self.process.end}: try again; it will be restarted"
         )
 
     def _tell_loaded(self, report: Report) -> None:

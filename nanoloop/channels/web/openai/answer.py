@@ -1,4 +1,4 @@
-"""Answers in OpenAI's format, whole or streamed, including those of a session."""
+"""Answers in OpenAI's format, whole or streamed, with or without a session."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SharedAnswer:
         headers: Mapping[str, str],
         grace_seconds: float | None,
     ) -> None:
-        """Give up the question if no client is connected for the grace period; None means never."""
+        """Without a client for the grace period, the question is abandoned; None means never."""
         self.form = form
         self.headers = dict(headers)
         self.pieces: list[str] = []
@@ -80,7 +80,7 @@ class SharedAnswer:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether a repeated request should get this answer; not after a failure to be retried."""
+        """Whether a repeated request should get this answer; not after a failure worth retrying."""
         if self.refusal is not None and self.refusal.headers.get(AGAIN) != "false":
             return False
         return not self.is_given_up
@@ -107,7 +107,7 @@ class SharedAnswer:
         self._changed = anyio.Event()
 
     async def ask(self) -> None:
-        """Have the question answered, unless this has been started already."""
+        """Start answering the question, unless that has been started already."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -274,7 +274,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The result of a question."""
+    """The answer to a question."""
 
     text: str
     finish_reason: str = "stop"
@@ -319,7 +319,7 @@ class CompletionForm:
         return self._chunk({"role": "assistant", "content": "", "refusal": None})
 
     def piece(self, text: str) -> bytes:
-        """Return a chunk with some of the text."""
+        """Return a chunk that contains some of the text."""
         return self._chunk({"content": text})
 
     def last(self, completion: Completion) -> bytes:
@@ -347,7 +347,7 @@ def event(data: Mapping[str, Any]) -> bytes:
 
 
 def usage_form(usage: Usage) -> dict[str, Any]:
-    """Return the total usage of an answer, over all its steps."""
+    """Return an answer's usage, summed over all its steps."""
     return {
         "prompt_tokens": usage.tokens_in,
         "completion_tokens": usage.tokens_out,
@@ -360,7 +360,7 @@ class Question(Protocol):
     """A question that can be answered once."""
 
     async def ask(self, hear: OnText) -> Completion:
-        """Pass each piece to `hear` and return the answer; raises `Refusal` and our errors."""
+        """Pass each piece to `hear`, and return the answer; raises `Refusal` or `NanoloopError`."""
         ...
 
     def give_up(self) -> None:

@@ -1,4 +1,4 @@
-"""Chat completions in OpenAI's format, in a session or with the whole conversation sent."""
+"""Chat completions in OpenAI's format, in a session or for a conversation in the request."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def _check_sees(caller: Caller, session_id: str) -> None:
 
 
 _SINCE = 0
-"""When agents were created: unknown, but clients expect a number."""
+"""The creation time reported for agents; it is unknown, but clients expect a number."""
 
 
 @serve("GET", "/v1/models", of=ClientOperation)
@@ -270,7 +270,7 @@ class ClientConversation:
     told: str
     """The text of the system messages at the beginning."""
     said: Session
-    """The other messages, in a session that is in no store."""
+    """The other messages, in a session that is not stored."""
     tools: Sequence[ToolSpec] = ()
     """The client's own tools."""
 
@@ -284,7 +284,7 @@ class ClientConversation:
 
 
 class StatelessQuestion:
-    """A turn in a session that is in no store; no message is ever left out of the prompt."""
+    """A turn in a session that is not stored; no message is ever left out of the prompt."""
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ class StatelessQuestion:
         waits: AbstractAsyncContextManager[None],
         sentences: Sentences,
     ) -> None:
-        """`waits` is entered for the turn; it gives owners their turns one after another."""
+        """The turn runs within `waits`, which gives each owner a turn after another."""
         self._asked = asked
         self._agent = agent
         self._provider = provider

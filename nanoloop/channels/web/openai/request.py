@@ -56,7 +56,7 @@ NESTED = 50_000
 
 
 class ClientOperation(Operation):
-    """Accepts bodies as large as an upload if most of the size is images."""
+    """Accepts bodies as large as an upload if they consist mostly of images."""
 
     async def given(self, request: Request, backend: Backend) -> BaseModel:
         """Read and validate the body of a request; raises `Refusal`."""
@@ -72,7 +72,7 @@ class ClientOperation(Operation):
                 413, f"the request has more than {JSON_BYTES} bytes apart from its images"
             )
         if data.count(b"[") + data.count(b"{") > NESTED:
-            raise ClientRefusal(413, f"there are more than {NESTED} lists and objects: send less")
+            raise ClientRefusal(413, f"there are more than {NESTED} lists and objects: send fewer")
         try:
             return self.body.model_validate_json(data)
         except ValidationError as error:
@@ -145,7 +145,7 @@ class ChatRequest(BaseModel):
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     user: Annotated[str, Field(max_length=500)] | None = None
-    """Names a session; the X-Nanoloop-Session header does too, and takes precedence."""
+    """The name of a session; the X-Nanoloop-Session header takes precedence."""
     n: int | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=TOOLS)] | None = None
     """The client's tools; the agent's own tools are always available."""
@@ -461,7 +461,7 @@ class ClientRefusal(Refusal):
 
 
 def invalid_field(param: str, sentence: str) -> ClientRefusal:
-    """Return a refusal because of one field."""
+    """Return a refusal that is caused by one field."""
     return ClientRefusal(400, f"{param}: {sentence}", param=param, code="invalid_value")
 
 
