@@ -4,6 +4,7 @@ import json
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from itertools import count
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -184,7 +185,8 @@ async def test_a_process_that_was_suspended_does_not_take_the_time_for_the_store
     other.add_message("user", "before")
     await InMemoryStore.save(kept, other)  # so that it is read anew, too
     hours = count()
-    monkeypatch.setattr("nanoloop.writing.time.monotonic", lambda: next(hours) * 3600)
+    clock = SimpleNamespace(monotonic=lambda: next(hours) * 3600)
+    monkeypatch.setattr("nanoloop.writing.time", clock)
     await sessions.change(session, lambda now: now.add_message("user", "one"))
     assert kept.calls == set()
     assert texts(await kept.get("s")) == ["before", "one"]

@@ -277,8 +277,9 @@ async def test_an_index_of_another_machine_neither_finds_nor_keeps_what_was_eras
     index = Index(there / "recall.sqlite")
     far = Recall(store, index)
     assert 1 in [hit.seq for hit in await far.search("s", SECRET)]
-    sessions = Sessions(store, recall=Recall(store))
-    await sessions.finish_erasing(await sessions.erase("s", [1]))
+    async with Recall(store) as near:
+        sessions = Sessions(store, recall=near)
+        await sessions.finish_erasing(await sessions.erase("s", [1]))
     assert hits(there, SECRET)
     assert [hit.seq for hit in await far.search("s", f"{SECRET} {KEPT}")] == [2]
     assert hits(there, SECRET) == []

@@ -3,6 +3,7 @@
 import json
 import os
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -193,12 +194,15 @@ async def test_all_that_is_written_is_private_under_any_umask(kind, tmp_path):
     await said(store_of(kind, data))
     save_json(data / "channels" / "place.json", [])
     Progress(data / "channels" / "telegram.jsonl").finish("an answer", name="a")
-    Notebook(data / "pairing.sqlite", "CREATE TABLE IF NOT EXISTS t (a)").open()
-    Index(data / "recall.sqlite")._open()
-    own_key(data)
-    found = {
-        path.relative_to(tmp_path): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")
-    }
+    with closing(Notebook(data / "pairing.sqlite", "CREATE TABLE IF NOT EXISTS t (a)")) as notes:
+        notes.open()
+        with closing(Index(data / "recall.sqlite")) as index:
+            index.settle()
+            own_key(data)
+            found = {
+                path.relative_to(tmp_path): path.stat().st_mode & 0o777
+                for path in tmp_path.rglob("*")
+            }
     wrong = {
         str(path): oct(mode)
         for path, mode in found.items()
