@@ -41,6 +41,7 @@ from nanoloop.settings.vendors import (
     summary_batch_chars,
     unaskable,
 )
+from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.installation import Installation
 from nanoloop.stores.opening import Opening
 from nanoloop.stores.place import default_url
@@ -438,6 +439,11 @@ def make_recall(settings: Settings, store: Store) -> Recall | None:
     is_kept = settings.store.url != "memory:" and settings.store.encryption_key is None
     index = Index(recall_file(settings) if is_kept else None)
     return Recall(store, index)
+
+
+def recall_alone(settings: Settings) -> Recall | None:
+    """A search that finds nothing, for commands that only list what agents may call."""
+    return Recall(InMemoryStore(), Index(None)) if settings.recall.enabled else None
 
 
 def make_channels(

@@ -116,6 +116,11 @@ class Toolbox:
         self.specs: tuple[ToolSpec, ...] = tuple(spec for spec, _ in self._tools.values())
         """The specs that the model gets, in the order given."""
 
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """The tools by name, in the same order."""
+        return {name: tool for name, (_, tool) in self._tools.items()}
+
     def writes(self, name: str) -> bool:
         """Whether a call of that tool may change something."""
         return name in self._tools and effect_of(self._tools[name][1]) == "writes"
