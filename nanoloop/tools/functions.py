@@ -8,6 +8,7 @@ earlier one stays as it was.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -31,6 +32,8 @@ Stamp = tuple[int, int, int]
 _OTHERS_WRITE, _OTHERS_ENTER = 0o022, 0o011
 _PREFIX = "nanoloop_tools_"
 """Begins the names of the modules that are files in that folder, where Python looks them up."""
+_OURS = re.compile(r" < (?:functions\.py:|<frozen importlib)")
+"""Where the frames of an import begin, below those of the module."""
 _stamps: dict[str, Stamp | None] = {}
 """What each module's file was when it was run, by the name that Python has for the module."""
 
@@ -134,7 +137,7 @@ def _stamp(there: os.stat_result) -> Stamp:
 
 def _fails(module: str, error: BaseException) -> SettingsError:
     """What to say if a module can't be run: the place only, since an error may quote a key."""
-    at = place_of(error)
+    at = _OURS.split(place_of(error))[0]
     if isinstance(error, SyntaxError):
         at = f"{Path(error.filename or module).name}:{error.lineno}"
     return SettingsError(f"importing {module} fails ({type(error).__name__} at {at}): fix it")

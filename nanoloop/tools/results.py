@@ -11,12 +11,12 @@ from nanoloop.errors import AttachmentsFull, BadArguments, DiskRefused, ToolErro
 from nanoloop.messages import Attachment
 from nanoloop.protocols import Effect, ToolSpec
 from nanoloop.session.entry import SCHEME, TOOL_RESULT, Entry, files_in
-from nanoloop.session.session import Session
 from nanoloop.session.speech import FILES
-from nanoloop.tools.toolbox import ToolOutcome, clipped
 
 if TYPE_CHECKING:
     from nanoloop.attachments import Attachments
+    from nanoloop.session.session import Session
+    from nanoloop.tools.toolbox import ToolOutcome
 
 READ_RESULT = "read_result"
 WHOLE = "whole"
@@ -115,6 +115,22 @@ class Results:
                 return data.decode("utf-8", "replace")
         known = ", ".join(str(entry.metadata[WHOLE]) for entry in self._kept())
         raise ToolError(f"there is no result {wanted!r}: the ids are {known or 'gone'}")
+
+
+def clipped(text: str, chars: int, *, more: str = "") -> str:
+    """The head and the tail of a text that is too long, and how much is left out in between.
+
+    `more` is added to that.
+    """
+    left_out = len(text) - chars
+    if left_out <= 0:
+        return text
+    tail = chars // 4
+    return (
+        f"{text[: chars - tail]}\n"
+        f"[{left_out} of {len(text)} characters are left out here{more}]\n"
+        f"{text[len(text) - tail :]}"
+    )
 
 
 def _checked(arguments: Mapping[str, Any]) -> tuple[str, int, str]:

@@ -28,6 +28,7 @@ from nanoloop.protocols import (
 from nanoloop.session.chat import MOST_PARTS
 from nanoloop.session.session import Session
 from nanoloop.tools.function import tool as as_tool
+from nanoloop.tools.results import clipped
 from nanoloop.words import nearest
 
 here: ContextVar[Session] = ContextVar("session of the turn that is going on")
@@ -317,22 +318,6 @@ def told(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
     except Exception:  # noqa: BLE001 - it can't even say what it is
         return type(error).__name__
-
-
-def clipped(text: str, chars: int, *, more: str = "") -> str:
-    """The head and the tail of a text that is too long, and how much is left out in between.
-
-    `more` is added to that.
-    """
-    left_out = len(text) - chars
-    if left_out <= 0:
-        return text
-    tail = chars // 4
-    return (
-        f"{text[: chars - tail]}\n"
-        f"[{left_out} of {len(text)} characters are left out here{more}]\n"
-        f"{text[len(text) - tail :]}"
-    )
 
 
 def _sendable(text: str) -> str:
