@@ -179,8 +179,8 @@ class Exchange:
         claims: list[int] = []
 
         def act(session: Session) -> None:
-            close(session)
             claims.append(session.claim(self._nodes.me))
+            close(session)  # behind the claim, which counts as an attempt of what stays open
 
         await self._turn.begin(then=act)
         self._fence.claim = claims[-1]

@@ -449,7 +449,7 @@ class Turn:
 
         def act(session: Session) -> None:
             self._add_finished(session)
-            but = self._effects.is_resumed if resumes else None
+            but = partial(self._effects.is_resumed, session) if resumes else None
             close_calls(session, why, since=since, but=but)
 
         return act

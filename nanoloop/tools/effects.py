@@ -72,17 +72,15 @@ class Effects:
         for call, result in results_by_call(entries).items():
             said = entries[call].content
             self._note(str(said.get("tool")), said.get("parameters"), entries[result])
-        return [call for call in open_calls(entries) if self.is_resumed(call)]
+        return [call for call in open_calls(entries) if self.is_resumed(self._session, call)]
 
-    def is_resumed(self, call: Entry) -> bool:
+    def is_resumed(self, session: Session, call: Entry) -> bool:
         """Whether a call of this turn that a kill cut off may be run again, or settled."""
         tool = str(call.content.get("tool"))
         is_safe = self._toolbox.runs_again(tool) or self._toolbox.settles(tool)
         is_safe = is_safe or (tool == READ_RESULT and bool(self.offered))
-        return is_safe and self._session.awaiting < call.seq and self._attempt(call) < MOST_ATTEMPTS
-
-    def _attempt(self, call: Entry) -> int:
-        return call_of(call, claims=self._session.claims).attempt
+        attempt = call_of(call, claims=session.claims).attempt
+        return is_safe and session.awaiting < call.seq and attempt <= MOST_ATTEMPTS
 
     def asked(self, calls: Sequence[ToolCall]) -> list[Entry]:
         """The calls of a step as the log keeps them, each with an id of its own."""
