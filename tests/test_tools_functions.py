@@ -3,6 +3,7 @@
 import os
 import sys
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.tools.call import CurrentCall, calling
 from nanoloop.tools.toolbox import chosen
 
+EXAMPLES = Path(__file__).parent.parent / "examples"
 MODULE = '''
 from nanoloop import tool
 from nanoloop.protocols import ToolSpec
@@ -293,3 +295,19 @@ async def test_a_changed_module_is_run_anew_and_one_that_breaks_leaves_the_earli
     later(path, "WORD = 'second'\ndef say() -> str:\n    return WORD\n")
     assert await said_by(world.agents(text).default, "say") == "second"
     assert await said_by(first, "say") == "one"  # a turn that is going on keeps its own
+
+
+async def test_the_example_is_a_module_for_the_settings(world, monkeypatch):
+    monkeypatch.setenv("SHOP", str(world.folder / "shop.sqlite"))
+    world.write((EXAMPLES / "shop_tools.py").read_text(), name="shop_tools")
+    names_of = "".join(f'{name} = "shop_tools:{name}"\n' for name in ("stock", "order"))
+    agent = world.agents(f"[tools.functions]\n{names_of}").default
+    assert await said_by(agent, "stock", '{"fruit": "apples"}') == "12 apples"
+    order = '{"fruit": "apples", "count": 2}'
+    asked = ToolCall(id="", name="order", arguments=order)
+    assert (await agent.toolbox.settle(asked, "c")).is_refused  # nothing was done
+    assert await said_by(agent, "order", order) == "2 apples ordered"
+    assert (await agent.toolbox.settle(asked, "c")).text == "2 apples ordered"
+    assert (
+        await said_by(agent, "order", '{"fruit": "pears", "count": 2}') == "there are only 0 pears"
+    )
