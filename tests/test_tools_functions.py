@@ -292,6 +292,8 @@ async def test_a_changed_module_is_run_anew_and_one_that_breaks_leaves_the_earli
     later(path, "WORD = 'broken'\n1 / 0\n")
     assert "ZeroDivisionError at own_anew.py:2" in world.refusal(text)
     assert await said_by(first, "say") == "one"
+    known = "own_anew" if where == "beside" else "nanoloop_tools_own_anew"
+    assert sys.modules[known].WORD == "one"  # where types are looked up
     later(path, "WORD = 'second'\ndef say() -> str:\n    return WORD\n")
     assert await said_by(world.agents(text).default, "say") == "second"
     assert await said_by(first, "say") == "one"  # a turn that is going on keeps its own
