@@ -531,8 +531,12 @@ class Chats:
             await exchange.stop(waiting=len(messages_among(session.waiting)))
 
     async def _with_burst(self, exchange: Exchange) -> Exchange:
-        """Merge messages that arrive within a short time, and return the exchange for the last."""
-        session, seconds = exchange.session, exchange.message.burst_seconds
+        """Read messages that arrive within a short time together, and answer the last one.
+
+        Not if something was done for the question before a restart: that goes on by itself.
+        """
+        session = exchange.session
+        seconds = exchange.message.burst_seconds if session.last_seq == exchange.seq else 0
         while seconds:
             count = len(session.waiting)
             await anyio.sleep(seconds)

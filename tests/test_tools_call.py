@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from nanoloop import Agent, current_call, tool
 from nanoloop.embedding import DirectChannel
 from nanoloop.errors import ToolError
+from nanoloop.intake import user_entry
 from nanoloop.messages import Speaker
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.entry import Entry
@@ -181,10 +182,10 @@ async def test_a_program_that_asks_gets_the_answer_and_not_what_a_tool_said():
 # After a kill
 
 
-async def killed_in(store, *, claims=3, name="pay"):
+async def killed_in(store, *, claims=3, name="pay", **more):
     """A chat that was killed while it paid 5, in the turn of its third claim."""
     session = await store.create(id=KEY, key=KEY)
-    asked = Entry.message("user", "Pay!", metadata={"channel": "test", "chat": "a"})
+    asked = Entry.message("user", "Pay!", metadata={"channel": "test", "chat": "a", **more})
     session.awaiting = session.add_entry(asked).seq
     for _ in range(claims):
         session.claim("gone")
@@ -258,6 +259,19 @@ async def test_a_tool_that_can_find_out_is_asked_and_not_run(settle, told, paid,
     name, results, _ = await after_a_kill(till.tool, script=(calls(FIVE), "done"))
     assert (asked, results[0]) == ([(name, name)], told)
     assert till.paid == [5] * paid
+
+
+async def test_a_message_that_waits_is_not_joined_to_a_question_whose_calls_go_on():
+    store, till = InMemoryStore(), Till(effect="reads")
+    await killed_in(store, burst=0.001)
+    session = await store.get(KEY)
+    session.hold(user_entry(said("And more", message_id="m2")))
+    await store.save(session)
+    agent, provider = Agent(tools=[till.tool]), ScriptedProvider(["paid", "more"])
+    async with running(provider, store, agent=agent, recover=True) as loop:
+        assert await loop.chat.until(2) == ["paid", "more"]
+    assert till.paid == [5]
+    assert provider.calls[0].messages[-1]["content"] == "paid 5"
 
 
 async def test_a_tool_that_is_no_longer_there_is_not_run():
