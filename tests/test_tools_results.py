@@ -8,6 +8,7 @@ from nanoloop import Agent, tool
 from nanoloop.parts import make_attachments, make_store
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.sessions import Sessions
 from nanoloop.settings import Settings
 from nanoloop.tools.results import PAGE, PLACES
 from tests.test_holds import running, said
@@ -159,6 +160,13 @@ async def test_what_is_deleted_takes_the_whole_result_with_it(world):
     await world.asks(FETCH)
     await world.store.delete(KEY)
     assert world.kept == []
+
+
+async def test_a_fork_reads_it_too_and_keeps_it(world):
+    await world.asks(FETCH)
+    await Sessions(world.store).fork(KEY, new_id="other", key="test:b")
+    await world.store.delete(KEY)
+    assert await world.files.held("other", world.kept[0])
 
 
 async def test_where_there_is_no_room_the_model_is_told(world):

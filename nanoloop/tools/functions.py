@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.util import cache_from_source, find_spec
 from operator import attrgetter
 from pathlib import Path
 from stat import S_IMODE, S_ISDIR
@@ -112,7 +112,11 @@ def _as_it_is_now(module: str) -> ModuleType:
     before = sys.modules.get(module)
     if before is not None and _stamps.setdefault(module, _stamp_of(before)) == _stamp_of(before):
         return before
-    sys.modules.pop(module, None)
+    if before is not None and before.__file__:
+        del sys.modules[module]
+        # Python takes an edit within the same second for none, if it keeps the size.
+        with suppress(OSError, NotImplementedError):
+            Path(cache_from_source(before.__file__)).unlink()
     try:
         fresh = import_module(module)
     except BaseException:
