@@ -531,9 +531,9 @@ class Chats:
             await exchange.stop(waiting=len(messages_among(session.waiting)))
 
     async def _with_burst(self, exchange: Exchange) -> Exchange:
-        """Read messages that arrive within a short time together, and answer the last one.
+        """Combine messages that arrive within a short time, and answer the last one.
 
-        Not if something was done for the question before a restart: that goes on by itself.
+        A question that a turn has already worked on is not combined with later messages.
         """
         session = exchange.session
         seconds = exchange.message.burst_seconds if session.last_seq == exchange.seq else 0

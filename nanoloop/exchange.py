@@ -170,9 +170,9 @@ class Exchange:
         return self._turn.id
 
     async def pick_up(self) -> None:
-        """Continue with a message that another process or run began.
+        """Resume a question that another process or run began.
 
-        Calls that may not be run again are closed.
+        Open tool calls that can't be run again are closed.
         """
         why = "interrupted by a restart; it is unknown whether it took effect"
         close = self._turn.closing(why, resumes=True)

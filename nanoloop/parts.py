@@ -265,7 +265,7 @@ def function_of(settings: Settings, key: str) -> Callable[..., Any] | None:
 
 
 def _problem(settings: Settings, key: str, name: str, why: SettingsError) -> Problem:
-    """What is wrong with a function that a setting names, and where it does so."""
+    """Describe what is wrong with a function that a setting names, and where that is set."""
     origin = settings.origin(key)
     text = f"{key} is {shown(name)}, but {why}"
     return Problem(text=text, origin=None if origin.kind == "default" else origin)
@@ -273,14 +273,11 @@ def _problem(settings: Settings, key: str, name: str, why: SettingsError) -> Pro
 
 TOOLS: Mapping[str, Tool] = {"clock": clock, "calculator": calculator}
 BUILT_IN = "built in"
-"""The source of the tools that come along."""
+"""The name of the source of built-in tools."""
 
 
 def make_tools(settings: Settings, recall: Recall | None = None) -> Sequence[ToolSource]:
-    """Where this configuration has tools from; raises `SettingsError`.
-
-    Each name stands for one tool, whatever source it has.
-    """
+    """Create the tools that agents can choose from, by source; raises `SettingsError`."""
     ours = TOOLS if recall is None else {**TOOLS, "recall": make_recall_tool(recall)}
     functions = _functions(settings, taken={*ours, *settings.tools.of_plugins})
     return (
@@ -291,7 +288,7 @@ def make_tools(settings: Settings, recall: Recall | None = None) -> Sequence[Too
 
 
 def _functions(settings: Settings, *, taken: Collection[str]) -> Mapping[str, Tool]:
-    """The user's own functions as tools; raises `InvalidSettings` with all that is wrong."""
+    """Create tools from the user's functions; raises `InvalidSettings` with every problem."""
     found, problems = {}, []
     for name, function in settings.tools.functions.items():
         key = f"tools.functions.{name}"
@@ -306,7 +303,7 @@ def _functions(settings: Settings, *, taken: Collection[str]) -> Mapping[str, To
 
 
 def _packages(settings: Settings, names: Iterable[str]) -> Mapping[str, Tool]:
-    """The tools of other packages, given their settings."""
+    """Create the tools of other packages with their settings."""
     return {name: _installed(name, settings.tools.of(name)) for name in names}
 
 
@@ -321,7 +318,7 @@ def _installed(name: str, own: BaseModel) -> Tool:
 
 
 def make_agents(settings: Settings, recall: Recall | None = None) -> Agents:
-    """The configured agents, including the default one."""
+    """Create the configured agents, including the default one."""
     sources = make_tools(settings, recall)
     terminal = settings.channels.terminal.agent
     return Agents(
@@ -337,7 +334,7 @@ def make_agent(
     name: str = DEFAULT_AGENT,
     sources: Sequence[ToolSource] = (ToolSource(name=BUILT_IN, tools=TOOLS),),
 ) -> Agent:
-    """An agent; its own settings override the general ones."""
+    """Create an agent; its own settings override the general ones."""
     limits = AgentLimits(
         steps=own.max_steps or settings.turn.max_steps,
         tool_seconds=settings.tools.timeout_seconds,
@@ -362,9 +359,9 @@ def make_agent(
 def _tools_of(
     settings: Settings, own: AgentSettings, agent: str, sources: Sequence[ToolSource]
 ) -> Sequence[Tool]:
-    """The tools that an agent's list chooses from all sources; without a list, all of them."""
+    """Return the tools that an agent's list chooses; without a list, those of all sources."""
     if own.tools is None:
-        # A small model calls tools instead of answering: it gets those that someone named for it.
+        # A small model calls tools instead of answering, so it gets only tools set explicitly.
         is_small_one = is_small(own.model or settings.model)
         usual = [each for each in sources if each.name != BUILT_IN or not is_small_one]
         return [tool for source in usual for tool in source.tools.values()]
@@ -379,7 +376,7 @@ def _tools_of(
 
 
 def _no_tool(settings: Settings, agent: str, entry: str, known: Sequence[str]) -> Problem:
-    """What to do about an entry of an agent's list that no tool matches."""
+    """Describe an entry of an agent's list that matches no tool."""
     key, name = f"agents.{agent}.tools", entry.removeprefix("!")
     known = [*known, *(each for each in plugins.names("tools") if each not in known)]
     there = f"the tools are {', '.join(known)}"
@@ -442,7 +439,7 @@ def make_recall(settings: Settings, store: Store) -> Recall | None:
 
 
 def recall_alone(settings: Settings) -> Recall | None:
-    """A search that finds nothing, for commands that only list what agents may call."""
+    """Create a search that finds nothing, for commands that only list an agent's tools."""
     return Recall(InMemoryStore(), Index(None)) if settings.recall.enabled else None
 
 

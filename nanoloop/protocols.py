@@ -127,8 +127,8 @@ Effect = Literal["reads", "writes"]
 class Tool(Protocol):
     """A function that the model may call.
 
-    It may also have `effect` (of the type `Effect`), `repeatable`, `idempotent`, `settle` and
-    `timeout_seconds`, as `@tool` takes them. Without an effect it counts as writing.
+    A tool may also have the attributes `effect` (an `Effect`), `repeatable`, `idempotent`, `settle`
+    and `timeout_seconds`, as in `@tool`. Without an effect, a tool counts as writing.
     """
 
     @property
@@ -152,16 +152,16 @@ def is_repeatable(tool: Tool) -> bool:
 
 
 Settle = Callable[[str], Any]
-"""Finds out whether the call with this id took effect; see `@tool`."""
+"""Finds out whether the call with this id took effect, as in `@tool`."""
 
 
 def runs_again(tool: Tool) -> bool:
-    """Whether a call that was cut off may simply be run again."""
+    """Whether it is safe to run an interrupted call again."""
     return effect_of(tool) == "reads" or bool(getattr(tool, "idempotent", False))
 
 
 def settle_of(tool: Tool) -> Settle | None:
-    """What finds out about a call that was cut off, if the tool has it and needs it."""
+    """Return the tool's `settle`; None if it has none or doesn't need it."""
     settle: Settle | None = getattr(tool, "settle", None)
     return None if runs_again(tool) else settle
 

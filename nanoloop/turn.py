@@ -82,9 +82,9 @@ class Keeping:
     change: Callable[[Session, Act], Awaitable[Any]] = _in_memory
     """Applies a change to the session, durably if the session is in a store."""
     store: Store | None = None
-    """Where its older entries are read; None if it has all of them."""
+    """The store to read older entries from; None if the session has all of them."""
     files: Attachments | None = None
-    """Where large results of tools are kept whole; None if nowhere."""
+    """Where large tool results are stored whole; None if nowhere."""
     recording: Recording | None = None
     """How much of the question and answer is stored; None stores everything."""
     steering: Callable[[Session], Sequence[Entry]] = _nothing
@@ -154,7 +154,7 @@ class Turn:
         sentences: Sentences | None = None,
         tell: Tell | None = None,
     ) -> None:
-        """Without `cutting` nothing is ever left out; `theirs` are tools that the client runs.
+        """Create a turn; without `cutting` nothing is left out, and the client runs `theirs`.
 
         `tell` sends the chat what a tool says while it runs.
         """
@@ -174,7 +174,7 @@ class Turn:
         self._running = 0
         """How many tools of the step are still running."""
         self._finished: list[Entry] = []
-        """Results of the step's tools that are not yet known to be kept."""
+        """The results of the step's tools that may not be stored yet."""
         files = None if keeping.is_held else keeping.files
         self._effects = Effects(agent.toolbox, session, files=files, tell=tell)
         self._asked = 0
@@ -259,7 +259,7 @@ class Turn:
         return self._given_up(steps, "max_steps", self._say("gave_up", steps=steps))
 
     async def _resume(self) -> None:
-        """Recall what was done for the question before a restart; do again what may be."""
+        """Restore the record of tool effects from before a restart, and run what it cut off."""
         if since := self._asked or self.session.awaiting:
             known = self.session.entries_between(since - 1, self.session.last_seq)
             if left := self._effects.recall(known):
@@ -376,14 +376,14 @@ class Turn:
         return self._repeats == SAME_CALLS
 
     def _circle(self, calls: Sequence[Entry], steps: int) -> str:
-        # Only tools that there are: any other name is whatever the model's server made up.
+        # Only existing tools: any other name could be anything that the model's server made up.
         asked = {call.content["tool"] for call in calls}
         names = ", ".join(spec.name for spec in self._tools if spec.name in asked)
         named = f" ({names})" if names else ""
         return self._say("in_a_circle", steps=steps, times=SAME_CALLS, tools=named)
 
     async def _run_tools(self, calls: Sequence[Entry]) -> None:
-        """Run them side by side and keep what they return, followed by whatever steers the turn."""
+        """Run the tools in parallel, and store their results and then any steering messages."""
         self._running = len(calls)
         async with self._effects.running() as group:
             for call in calls:

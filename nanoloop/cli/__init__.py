@@ -1,8 +1,9 @@
 """The command line: finds the command, runs it, and reports errors in one sentence.
 
-A command is a module here, loaded when called: its `add_arguments(parser)` declares what it takes
-and its `run(args) -> int` runs it, unless it has actions (`add_actions`), each with its function;
-where no action is needed it may have both.
+Each command is a module in this package, imported when the command is used. Its
+`add_arguments(parser)` declares the arguments and its `run(args) -> int` runs the command. A
+command with actions (`add_actions`) has a function for each action instead of `run`, or beside it
+if an action is optional.
 """
 
 from __future__ import annotations
@@ -372,9 +373,9 @@ Act = Callable[[argparse.Namespace, "Settings"], "int | Coroutine[Any, Any, int 
 def add_actions(
     parser: argparse.ArgumentParser, *, is_needed: bool = True
 ) -> Callable[[str, str, Act], argparse.ArgumentParser]:
-    """Give a command actions; call the result with each one's name, summary and function.
+    """Let a command have actions; call the result with each action's name, summary and function.
 
-    If none is needed, the command's `run` is called without one.
+    If an action is optional, the command's `run` is called without one.
     """
     actions = parser.add_subparsers(
         dest="action", metavar="ACTION", required=is_needed, title="actions"

@@ -39,8 +39,7 @@ _CODE = "tools.functions"
 LIVE = re.compile(
     rf"prompt|log\.level|agents\..*|tools\.functions|channels\.(?!web\.)\w+\.({_RULES})"
 )
-"""What can change at runtime: prompts, agents, your own tools, who may talk and how much, and the
-log level."""
+"""Matches the settings that can change at runtime."""
 
 _OF_MODELS = ("providers", "api_key", "base_url", "model", "summary_model", "summary")
 """The settings that determine the models in use; changes to them need a restart."""
@@ -50,12 +49,12 @@ Stamps = dict[Path, tuple[int, int, int]]
 
 
 class Fresh(NamedTuple):
-    """What the files say now."""
+    """The reloaded settings and agents."""
 
     settings: Settings
     agents: Agents
     has_new_code: bool
-    """Whether a module with the user's own functions has changed."""
+    """Whether a module with the user's functions has changed."""
 
 
 class Reload:
@@ -106,14 +105,14 @@ class Reload:
         return found
 
     def __call__(self) -> None:
-        """Read the files again; if they contain a mistake, report it and change nothing."""
+        """Reload the files; if they contain a mistake, report it and change nothing."""
         self._apply(self._read())
 
     def _read(self) -> Fresh | SettingsError:
-        """What the files and modules are now, or the mistake in them."""
+        """Read the files and the modules of tools; returns the mistake if there is one."""
         with self._reading:
             before = self._applied
-            self._applied = self._stamps()  # first: what changes meanwhile is seen by the next look
+            self._applied = self._stamps()  # first, so that later changes are noticed next time
             changed = {file for file in files_run() if before.get(file) != self._applied.get(file)}
             try:
                 fresh = self._fresh()
@@ -123,7 +122,7 @@ class Reload:
             except SettingsError as error:
                 return error
             finally:
-                # Modules that were run just now are not news to the next look.
+                # Modules that were loaded just now must not be noticed next time.
                 self._applied = self._stamps() | self._applied
             return Fresh(fresh, agents, bool(changed))
 

@@ -107,7 +107,7 @@ class ToolSettings(PluginTables):
     functions: dict[str, str] = Field(
         default_factory=dict, examples=[{"weather": "mytools:weather"}]
     )
-    """Your own functions, each by its tool's name; a module may be a file in the data folder."""
+    """Your own functions as tools, by name; modules may be in the data folder's `tools`."""
 
 
 class ProviderSettings(Section):
@@ -287,7 +287,7 @@ class AgentSettings(Section):
     model: str | None = Field(default=None, min_length=1, examples=["gpt-5.4"])
     """The agent's model."""
     tools: Names | None = Field(default=None, examples=[["clock"]])
-    """The tools that it may call: names and globs; `!` excludes. By default, all of them."""
+    """Names and globs of the tools that the agent may call (`!` excludes); by default, all."""
     max_steps: Annotated[int, Field(ge=1), Unit("model calls")] | None = Field(
         default=None, examples=[20]
     )

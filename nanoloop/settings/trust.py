@@ -25,7 +25,7 @@ _NAMED = 6
 _LONGEST = 200
 """How many characters of a name are shown."""
 _LONGEST_VALUE = 4_096
-"""How much of a value: no path and no host is longer."""
+"""How many characters of a value are shown; no path or host is longer."""
 _FUNCTIONS = ("channels.transcribe", "tools.functions")
 """The settings whose code may be in the file's folder."""
 _PLAIN = re.compile(r"[\w.-]+", re.ASCII)
