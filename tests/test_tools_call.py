@@ -76,7 +76,7 @@ async def test_an_agent_on_its_own_has_calls_without_a_chat():
 
 
 def test_where_no_call_runs_there_is_none():
-    with pytest.raises(LookupError, match="no call of a tool is running here"):
+    with pytest.raises(LookupError, match="no tool call is running here"):
         current_call()
 
 

@@ -22,10 +22,10 @@ from nanoloop.tools.toolbox import Toolbox, ToolSource
 from nanoloop.words import did_you_mean
 
 _HOW = """
-Without an action it lists the tools that each agent may call: what a call does (`reads`, or
-`writes`), what it takes of each request in tokens (estimated), and where the tool comes from."""
+Without an action, it lists the tools that each agent may call, with their effect (`reads` or
+`writes`), the estimated tokens that they take in each request, and where they come from."""
 _CALL_HOW = """
-The tool runs as if a model had called it: one that writes does so."""
+The tool really runs, as if a model had called it, even if it writes."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -74,7 +74,7 @@ def _source_of(name: str, sources: Sequence[ToolSource]) -> str:
 
 
 def _after_a_kill(tool: Tool) -> str:
-    """What becomes of a call that a kill cut off."""
+    """Return what happens to a call that a kill interrupts."""
     if runs_again(tool):
         return "runs again"
     return "unknown" if settle_of(tool) is None else "asks"
@@ -99,7 +99,7 @@ def _notes(row: Mapping[str, Any]) -> str:
 
 
 async def call(args: Namespace, settings: Settings) -> int:
-    """Run one tool, and print its result."""
+    """Run one tool and print its result."""
     known = {
         tool.spec.name: tool for source in _sources(settings) for tool in source.tools.values()
     }
@@ -127,7 +127,7 @@ async def call(args: Namespace, settings: Settings) -> int:
 
 
 _ALL = sys.maxsize
-"""Of a result that is tried, all is shown."""
+"""The whole result is printed."""
 
 
 async def _say(text: str) -> None:

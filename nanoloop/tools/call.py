@@ -1,4 +1,4 @@
-"""The call that is running, for the tool that runs it: who asked for it, and a word to the chat."""
+"""The running tool call: who asked for it, its id, and how its tool can tell the chat something."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from nanoloop.session.entry import Entry
 from nanoloop.session.speech import GROUP, speaker_of, typed
 
 MOST_SAID = 20
-"""How many texts the calls of one turn may tell the chat."""
+"""How many texts the calls of one turn may send to the chat."""
 LONGEST_SAID = 4_000
-"""How many characters of each are told."""
+"""How many characters of each text are sent."""
 CLAIM = "claim"
-"""The metadata key of a call with the number of its turn's claim, which counts its attempts."""
+"""The metadata key for the number of the turn's claim at the time of the call."""
 
 Tell = Callable[[str], Awaitable[None]]
 """Sends a text to the turn's chat."""
@@ -32,34 +32,34 @@ Tell = Callable[[str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentCall:
-    """One call of a tool by a model."""
+    """One tool call by a model."""
 
     call: str
-    """Our own id of it, unique; if it is run again after a restart, it has the same."""
+    """Our own id of the call: unique, and the same if the call runs again after a restart."""
     tool: str = ""
     arguments: Any = None
-    """What the model passed; a dict, unless that was wrong."""
+    """The arguments that the model passed: a dict, unless they are invalid."""
     attempt: int = 1
-    """How many times it may have been begun, this time included."""
+    """How many times the call may have started, including this time."""
     session: str = ""
-    """The id of the session."""
+    """The session's id."""
     message: str = ""
-    """What the person typed whom the turn answers."""
+    """The text of the message that the turn answers."""
     message_id: str | None = None
-    """That message's id, as its channel names it."""
+    """The channel's id of that message."""
     sender: Speaker | None = None
-    """Who sent it, if its channel says so: only the id tells people apart."""
+    """The sender of the message, if the channel says so; only the id identifies a person."""
     channel: str = ""
     chat: str = ""
     is_group: bool = False
-    """Whether several people talk in the chat."""
+    """Whether it is a chat of several people."""
     outlet: Outlet | None = field(default=None, repr=False, compare=False)
 
     def say(self, text: str) -> bool:
-        """Tell the chat this now; returns whether it is on its way.
+        """Send this text to the chat now; returns whether it will be sent.
 
-        It never waits, and a thread may call it. It isn't, if there is no chat, the call's step is
-        over, or the turn has said too much.
+        This never waits, and threads may call it. The text is not sent if there is no chat, if the
+        call's step has ended, or if the turn has sent too many texts.
         """
         return self.outlet is not None and self.outlet.say(text)
 
@@ -68,16 +68,18 @@ _running: ContextVar[CurrentCall] = ContextVar("the call that is running")
 
 
 def current_call() -> CurrentCall:
-    """The call that is running; raises LookupError where none is."""
+    """Return the running call; raises LookupError if there is none."""
     try:
         return _running.get()
     except LookupError:
-        raise LookupError("no call of a tool is running here: a model has to make it") from None
+        raise LookupError(
+            "no tool call is running here: current_call() is for tools that a model calls"
+        ) from None
 
 
 @contextmanager
 def calling(call: CurrentCall) -> Iterator[CurrentCall]:
-    """Make this the call that is running."""
+    """Make this the running call."""
     token = _running.set(call)
     try:
         yield call
@@ -86,7 +88,7 @@ def calling(call: CurrentCall) -> Iterator[CurrentCall]:
 
 
 def call_of(call: Entry, *, claims: int) -> CurrentCall:
-    """What an entry of the log says about its call; `claims` counts the turn's claims until now."""
+    """Return the call of a log entry; `claims` is the session's present number of claims."""
     claim = call.metadata.get(CLAIM)
     return CurrentCall(
         call=call.id,
@@ -97,7 +99,7 @@ def call_of(call: Entry, *, claims: int) -> CurrentCall:
 
 
 def asked_by(call: CurrentCall, question: Entry) -> CurrentCall:
-    """The call with what is known about the message that its turn answers."""
+    """Add the facts about the message that the turn answers."""
     known: Mapping[str, Any] = question.metadata
     return replace(
         call,
@@ -111,18 +113,18 @@ def asked_by(call: CurrentCall, question: Entry) -> CurrentCall:
 
 
 class Outlet:
-    """What the calls of a turn tell its chat while they run."""
+    """Sends what the calls of a turn tell their chat while they run."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self._left = MOST_SAID
         self._said: MemoryObjectSendStream[str] | None = None
         self._loop: tuple[EventLoopToken, int] | None = None
-        """The event loop, and its thread."""
+        """The event loop and its thread."""
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[TaskGroup]:
-        """A task group for the calls of a step; what they say is sent before this is left."""
+        """Open a task group for a step's calls; what they said is sent before it closes."""
         said, told = anyio.create_memory_object_stream[str](MOST_SAID)
         self._said, self._loop = said, (current_token(), get_ident())
 
@@ -139,7 +141,7 @@ class Outlet:
                         yield calls
 
     def say(self, text: str) -> bool:
-        """Pass on a text, from the event loop or from a thread; returns whether it will be told."""
+        """Accept a text from the event loop or a thread; returns whether it will be sent."""
         if self._loop is None:
             return False
         token, thread = self._loop

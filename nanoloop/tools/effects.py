@@ -1,4 +1,4 @@
-"""What the calls of one turn did, so that none is done twice, before a restart or after it."""
+"""What the calls of one turn did, so that none is done twice, even after a restart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 UNKNOWN = "unknown"
 """Metadata key for the result of an interrupted call, which may have taken effect."""
 MOST_ATTEMPTS = 10
-"""How often a call is begun if each time a kill cuts it off; it may be what ends the process."""
+"""How often an interrupted call is started at most: the call itself may end the process."""
 _DONE = (
     "Already done: the same call, with the same arguments, succeeded earlier in this turn and was "
     "not run again. Its result was:\n"
@@ -49,7 +49,7 @@ class Effects:
         files: Attachments | None = None,
         tell: Tell | None = None,
     ) -> None:
-        """`files` keeps large results whole, and `tell` tells the chat what a tool says."""
+        """`files` stores large results whole, and `tell` sends what tools say to the chat."""
         self._toolbox = toolbox
         self._session = session
         self._results = None if files is None else Results(files, session)
@@ -61,13 +61,13 @@ class Effects:
 
     @property
     def offered(self) -> Sequence[ToolSpec]:
-        """What the model may call now besides the agent's tools."""
+        """The tools that are offered now in addition to the agent's."""
         is_taken = any(spec.name == READ_RESULT for spec in self._toolbox.specs)
         results = None if is_taken else self._results
         return (results.spec,) if results is not None and results.is_offered else ()
 
     def recall(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Note the turn's question and what was done for it; the calls to run again now."""
+        """Note the turn's question and what was done for it; returns the calls to resume."""
         self._question = next((entry for entry in entries if entry.role == "user"), None)
         for call, result in results_by_call(entries).items():
             said = entries[call].content
@@ -75,7 +75,7 @@ class Effects:
         return [call for call in open_calls(entries) if self.is_resumed(self._session, call)]
 
     def is_resumed(self, session: Session, call: Entry) -> bool:
-        """Whether a call of this turn that a kill cut off may be run again, or settled."""
+        """Whether an interrupted call of this turn can be run again or settled."""
         tool = str(call.content.get("tool"))
         is_safe = self._toolbox.runs_again(tool) or self._toolbox.settles(tool)
         is_safe = is_safe or (tool == READ_RESULT and bool(self.offered))
@@ -83,7 +83,7 @@ class Effects:
         return is_safe and session.awaiting < call.seq and attempt <= MOST_ATTEMPTS
 
     def asked(self, calls: Sequence[ToolCall]) -> list[Entry]:
-        """The calls of a step as the log keeps them, each with an id of its own."""
+        """Return the entries for the calls of a step."""
         claims = self._session.claims
         return [
             Entry.tool_call(
@@ -97,7 +97,7 @@ class Effects:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[TaskGroup]:
-        """A task group for the calls of a step, which may tell the chat something meanwhile."""
+        """Open a task group for the calls of a step, which may send texts to the chat."""
         group = anyio.create_task_group() if self._outlet is None else self._outlet.open()
         async with group as calls:
             yield calls
@@ -152,7 +152,7 @@ class Effects:
         outcome = await self._toolbox.run(asked)
         if outcome.success or outcome.is_refused or not can_settle:
             return outcome
-        # It broke off, as after a lost reply: that, too, may have taken effect.
+        # The reply may have been lost, so the call may still have taken effect.
         return await self._toolbox.settle(asked, call.id)
 
     def _note(self, tool: str, arguments: Any, result: Entry) -> None:
@@ -166,7 +166,7 @@ class Effects:
 
 
 def with_ids(calls: Sequence[ToolCall]) -> list[ToolCall]:
-    """The calls with distinct ids, even if the server gave none or the same one twice."""
+    """Return the calls with distinct ids, even if the server gave none or duplicates."""
     seen: set[str] = set()
     distinct = []
     for call in calls:
@@ -192,7 +192,7 @@ def close_calls(
 
 
 def _as_written(arguments: Any) -> str:
-    """The arguments as JSON again; what was none stayed as it was."""
+    """Return the arguments as JSON; invalid ones were kept as text."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 

@@ -34,7 +34,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What a tool may be called."""
+"""Matches the valid names of tools."""
 
 
 class FunctionTool(Generic[P, R]):
@@ -67,9 +67,9 @@ class FunctionTool(Generic[P, R]):
         """Whether equal calls are all run, such as rolls of a die."""
         _check_after_a_kill(effect, idempotent=idempotent, settle=settle)
         self.idempotent = idempotent
-        """Whether a call that was cut off by a kill is run again, with the same id."""
+        """Whether a call that a kill interrupts runs again, with the same id."""
         self.settle = None if settle is None else partial(self._settled, settle)
-        """Finds out whether the call with this id took effect: its result, or None if it didn't."""
+        """Returns the result of the call with this id, or None if it had no effect."""
         self._description = description
         self._threads = Threads(threads)
 
@@ -109,7 +109,7 @@ class FunctionTool(Generic[P, R]):
         return await result if inspect.isawaitable(result) else result
 
     def named(self, name: str) -> FunctionTool[P, R]:
-        """The same tool under another name."""
+        """Return the same tool with another name."""
         other = copy(self)
         other.name = _checked_name(name)
         other.__dict__.pop("spec", None)
@@ -117,7 +117,7 @@ class FunctionTool(Generic[P, R]):
 
     @property
     def unhinted(self) -> list[str]:
-        """Its arguments without a type hint, of which the model is told no type."""
+        """The arguments that have no type hint."""
         parameters = _parameters(self.function)
         return [name for name, one in parameters.items() if one.annotation is one.empty]
 
@@ -175,11 +175,11 @@ def tool(
 def tool(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
     """Turn a typed function, sync or async, into a tool; its docstring is what the model reads.
 
-    `effect` is "reads" or "writes". After a kill in the middle of a call, one that reads runs
-    again, and so does one that writes if it is `idempotent`: `current_call().call` is then the same
-    as before. `settle(call)`, sync or async, is called instead with that id: it returns the result
-    if the call took effect, None if it didn't, and raises if it can't tell. Without either, the
-    model is told that it is unknown. `repeatable` tools may be called several times alike.
+    `effect` is "reads" or "writes". After a kill during a call, a tool that reads runs again. So
+    does one that writes if it is `idempotent`, with the same `current_call().call` as before. If a
+    tool has `settle(call)`, sync or async, that is called with this id instead. It returns the
+    result if the call took effect, None if it didn't, and raises if it can't tell. Otherwise the
+    model is told that it is unknown. The same call of a `repeatable` tool may run several times.
     """
     if function is None:
         return partial(FunctionTool, **options)

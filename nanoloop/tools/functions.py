@@ -1,8 +1,8 @@
-"""A user's own functions, which settings name as `module:function`.
+"""A user's own functions, which the settings name as `module:function`.
 
-The module is on Python's path or beside the settings file; a tool's may also be a file in the data
-folder's `tools/`. Named again after its file has changed, it is run anew; if that fails, the
-earlier one stays as it was.
+The module is on Python's path or beside the settings file; a tool's module may also be a file in
+the data folder's `tools/`. A module whose file has changed is loaded again. If that fails, the
+previous module stays in use.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from nanoloop.tools.function import FunctionTool
 from nanoloop.tools.results import READ_RESULT
 
 FOLDER = "tools"
-"""The folder of such files in the data folder."""
+"""The folder for modules of tools, in the data folder."""
 Stamp = tuple[int, int, int]
 _OTHERS_WRITE, _OTHERS_ENTER = 0o022, 0o011
 _PREFIX = "nanoloop_tools_"
-"""Begins the names of the modules that are files in that folder, where Python looks them up."""
+"""The prefix of those modules' names in `sys.modules`."""
 _OURS = re.compile(r" < (?:functions\.py:|<frozen importlib)")
-"""Where the frames of an import begin, below those of the module."""
+"""Matches the frames of an import, which follow those of the module."""
 _stamps: dict[str, Stamp | None] = {}
-"""What each module's file was when it was run, by the name that Python has for the module."""
+"""The stamp of each module's file when it was loaded, by the name in `sys.modules`."""
 
 
 def function_named(name: str, *, beside: Path | None = None, data: Path | None = None) -> Any:
-    """What `module:function` names; raises `SettingsError`, to be read after "…, but".
+    """Return what `module:function` names; raises `SettingsError`, with a text to follow "but".
 
     `beside` is the settings file that names it, and `data` the data folder, if its `tools/` counts.
     """
@@ -51,7 +51,7 @@ def function_named(name: str, *, beside: Path | None = None, data: Path | None =
 def tool_named(
     function: str, name: str, *, taken: Collection[str], beside: Path | None, data: Path
 ) -> Tool:
-    """What is named, as a tool of this name; raises like `function_named`, also if it is taken."""
+    """Return it as a tool with this name; raises `SettingsError` if it can't be one."""
     if name in {*taken, READ_RESULT}:
         raise SettingsError(f"there is another tool {name!r}: choose another name")
     found = function_named(function, beside=beside, data=data)
@@ -85,7 +85,7 @@ def _as_tool(found: Any, name: str) -> Tool:
 
 
 def files_run() -> list[Path]:
-    """The files of the modules that were run so far."""
+    """Return the files of the modules that have been loaded."""
     known = (sys.modules.get(name) for name in _stamps)
     return [Path(file) for module in known if (file := getattr(module, "__file__", None))]
 
@@ -94,7 +94,7 @@ def files_run() -> list[Path]:
 
 
 def _imported(module: str, *, beside: Path | None) -> ModuleType:
-    """The module, from the folder of the settings file that names it if it is nowhere else."""
+    """Import a module, also from the folder of the settings file that names it."""
     folder = str(beside.absolute().parent) if beside else None
     try:
         if folder and folder not in sys.path and find_spec(module.partition(".")[0]) is None:
@@ -114,7 +114,7 @@ def _as_it_is_now(module: str) -> ModuleType:
         return before
     if before is not None and before.__file__:
         del sys.modules[module]
-        # Python takes an edit within the same second for none, if it keeps the size.
+        # Python ignores an edit within the same second that keeps the size.
         with suppress(OSError, NotImplementedError):
             Path(cache_from_source(before.__file__)).unlink()
     try:
@@ -128,7 +128,7 @@ def _as_it_is_now(module: str) -> ModuleType:
 
 
 def _stamp_of(module: ModuleType) -> Stamp | None:
-    """What its file is now; None if it has none."""
+    """Return the present stamp of the module's file; None if it has none."""
     file = getattr(module, "__file__", None)
     with suppress(OSError):
         return _stamp(Path(file).stat()) if file else None
@@ -140,7 +140,7 @@ def _stamp(there: os.stat_result) -> Stamp:
 
 
 def _fails(module: str, error: BaseException) -> SettingsError:
-    """What to say if a module can't be run: the place only, since an error may quote a key."""
+    """Say where loading fails; the error's text may contain anything, even a key."""
     at = _OURS.split(place_of(error))[0]
     if isinstance(error, SyntaxError):
         at = f"{Path(error.filename or module).name}:{error.lineno}"
@@ -156,7 +156,7 @@ def _named_in(module: ModuleType, path: str) -> Any:
 
 
 def called(found: Any, path: str) -> Callable[..., Any]:
-    """The function that was found; raises `SettingsError` if it is none."""
+    """Return it as a function; raises `SettingsError` if it is none."""
     if not callable(found):
         raise SettingsError(f"{path} is of type {type(found).__name__}: name a function instead")
     function: Callable[..., Any] = found
@@ -167,7 +167,7 @@ def called(found: Any, path: str) -> Callable[..., Any]:
 
 
 def _of_data_folder(folder: Path, name: str) -> ModuleType | None:
-    """The module of the file of that name; None if there is none."""
+    """Load the module from the file of that name; returns None if there is no such file."""
     try:
         source, stamp = _read(folder, name)
     except FileNotFoundError:
@@ -183,7 +183,7 @@ def _of_data_folder(folder: Path, name: str) -> ModuleType | None:
         return before
     module = ModuleType(known)
     module.__file__ = file
-    sys.modules[known] = module  # what it defines is looked up there
+    sys.modules[known] = module  # types and dataclasses look it up
     try:
         exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the user's own code
     except (Exception, SystemExit) as error:
@@ -196,7 +196,7 @@ def _of_data_folder(folder: Path, name: str) -> ModuleType | None:
 
 
 def _read(folder: Path, name: str) -> tuple[bytes, Stamp]:
-    """The file's content: code that only this user can have written. Raises `OSError`."""
+    """Read code that only this user can have written; raises `OSError`."""
     is_open = bool(S_IMODE(folder.parent.stat().st_mode) & _OTHERS_ENTER)
     there = folder.lstat()
     if S_ISDIR(there.st_mode):  # anything else is refused below
@@ -209,7 +209,7 @@ def _read(folder: Path, name: str) -> tuple[bytes, Stamp]:
 
 
 def _check_ours(path: Path, there: os.stat_result, *, is_open: bool) -> None:
-    """Raise `FileRefused` for what others own, or can write because the data folder is open."""
+    """Raise `FileRefused` if others own it, or can write it because they can enter the folder."""
     if there.st_uid != os.geteuid():
         raise FileRefused(path, "belongs to somebody else, so its code is not run: make it yours")
     if is_open and S_IMODE(there.st_mode) & _OTHERS_WRITE:

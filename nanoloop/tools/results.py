@@ -1,4 +1,4 @@
-"""Large results: kept whole as files of their session, and read piece by piece."""
+"""Large tool results: stored whole as files of their session, and read in parts."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 READ_RESULT = "read_result"
 WHOLE = "whole"
-"""The metadata key of a result that is kept whole: the name by which the model asks for it."""
+"""The metadata key for the id by which the model asks for a result that is stored whole."""
 NAME_CHARS = 8
 PAGE = 8_000
-"""How many characters one call of `read_result` returns."""
+"""How many characters a call of `read_result` returns."""
 PLACES = 10
-"""How many places one search returns."""
+"""How many matches a search returns."""
 LONGEST_WORDS = 200
 AROUND = 200
-"""How many characters are shown on each side of a place."""
+"""How many characters are shown on each side of a match."""
 _MIME_TYPE = "text/plain"
 
 
@@ -67,19 +67,19 @@ class Results:
 
     @property
     def is_offered(self) -> bool:
-        """Whether there is anything to read."""
+        """Whether the session has any result to read."""
         return any(True for _ in self._kept())
 
     def _kept(self) -> Iterator[Entry]:
-        """The results that the window has and that are kept whole, newest first."""
+        """Yield the window's results that are stored whole, newest first."""
         for entry in reversed(self._session.window):
             if entry.type == TOOL_RESULT and WHOLE in entry.metadata:
                 yield entry
 
     async def keep(self, outcome: ToolOutcome, *, call: str) -> tuple[str, dict[str, Any]]:
-        """Keep the whole result of this call; the text for the model, and the result's metadata.
+        """Store the whole result of this call; returns the model's text and the result's metadata.
 
-        Where it can't be kept, the text says so.
+        If the result can't be stored, the text says so.
         """
         data = outcome.whole.encode()
         name = f"{outcome.call.name}-{call[-NAME_CHARS:]}.txt"
@@ -87,7 +87,7 @@ class Results:
             kept = await self._files.keep(
                 data, owner=f"tool:{self._session.id}", name=name, mime_type=_MIME_TYPE
             )
-            # Before the commit that refers to it: what is kept for no session is soon removed.
+            # Before the commit that refers to it, because unused files are removed.
             await self._files.refer(self._session.id, [kept.id])
         except (AttachmentsFull, DiskRefused, OSError):
             return clipped(outcome.whole, outcome.chars, more=", and could not be kept"), {}
@@ -100,7 +100,7 @@ class Results:
         return clipped(outcome.whole, outcome.chars, more=more), {WHOLE: short, FILES: [facts]}
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """Read a part, or the places with some words; raises `ToolError`."""
+        """Return a part of a result, or the matches of a search; raises `ToolError`."""
         wanted, start, words = _checked(arguments)
         text = await self._text(wanted)
         start = min(start, len(text))
@@ -118,9 +118,9 @@ class Results:
 
 
 def clipped(text: str, chars: int, *, more: str = "") -> str:
-    """The head and the tail of a text that is too long, and how much is left out in between.
+    """Return the head and tail of a text that is too long, and say how much is left out between.
 
-    `more` is added to that.
+    `more` is added to that note.
     """
     left_out = len(text) - chars
     if left_out <= 0:
@@ -156,7 +156,7 @@ def _page(text: str, start: int, wanted: str) -> str:
 
 
 def _places(text: str, words: str, start: int) -> str:
-    """The places with all these words in a row; if there are none, with any of them."""
+    """Return the matches of the whole phrase; if there are none, of any of its words."""
     each = [re.escape(word) for word in words.split()]
     found = _found(r"\s+".join(each), text, start) or _found("|".join(each), text, start)
     if not found:
@@ -168,7 +168,7 @@ def _places(text: str, words: str, start: int) -> str:
 
 
 def _found(pattern: str, text: str, start: int) -> list[int]:
-    """Where the first matches begin; those that are shown together count once."""
+    """Return where the first matches begin; matches close together count once."""
     found: list[int] = []
     for match in re.compile(pattern, re.IGNORECASE).finditer(text, start):
         if not found or match.start() > found[-1] + AROUND:

@@ -37,7 +37,7 @@ here: ContextVar[Session] = ContextVar("session of the turn that is going on")
 _NEAR = 20
 """Characters shown on each side of the place where JSON breaks off."""
 MOST_WHOLE = 10_000_000
-"""How many characters of a result are kept beyond what the model sees at once."""
+"""How many characters of a large result are stored."""
 NOT_DONE = (
     "interrupted before it took effect: nothing was done, and the same call may be made again"
 )
@@ -45,23 +45,23 @@ NOT_SETTLED = "interrupted, and it could not be found out whether it took effect
 
 
 class NotDone(ToolError):
-    """A call that was cut off turned out not to have taken effect."""
+    """An interrupted call had no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSource:
-    """Where tools come from, and those it has, by name: agents choose from all sources."""
+    """Tools of one origin, by name; agents choose from all sources."""
 
     name: str
-    """As the list of tools names it."""
+    """The name of the origin in the list of tools."""
     tools: Mapping[str, Tool]
 
 
 def chosen(wanted: Sequence[str], names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Which of these names an agent's list chooses, and the entries of the list that match none.
+    """Return the names that an agent's list chooses, and the entries that match nothing.
 
-    From first to last, an entry adds what it matches, and one that begins with `!` removes it. A
-    list that begins with such a one begins with all.
+    From first to last, an entry adds what it matches, and an entry with `!` removes what it
+    matches. A list that starts with an exclusion starts with all names.
     """
     picked = dict.fromkeys(names if wanted and wanted[0].startswith("!") else ())
     lost = []
@@ -91,14 +91,13 @@ class ToolOutcome:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """The arguments, decoded; empty if they could not be."""
     whole: str = ""
-    """The whole result, if the model is shown only its head and tail."""
+    """The whole result, if the model sees only its head and tail."""
     chars: int = 0
-    """How many characters of it the model is shown at most."""
+    """How many characters of the result the model sees at most."""
     is_refused: bool = False
-    """Whether it is certain that it was not done: the tool itself says so, or the check of its
-    arguments."""
+    """Whether nothing was done for certain: the tool or the check of its arguments refused."""
     is_unknown: bool = False
-    """Whether it was cut off, and even the tool can't find out whether it took effect."""
+    """Whether the call was interrupted and even its tool can't tell whether it took effect."""
 
 
 class Toolbox:
@@ -119,7 +118,7 @@ class Toolbox:
 
     @property
     def tools(self) -> Mapping[str, Tool]:
-        """The tools by name, in the same order."""
+        """The tools by name, in the order of `specs`."""
         return {name: tool for name, (_, tool) in self._tools.items()}
 
     def writes(self, name: str) -> bool:
@@ -131,17 +130,17 @@ class Toolbox:
         return name in self._tools and is_repeatable(self._tools[name][1])
 
     def runs_again(self, name: str) -> bool:
-        """Whether a call of that tool that was cut off may simply be run again."""
+        """Whether it is safe to run an interrupted call of that tool again."""
         return name in self._tools and runs_again(self._tools[name][1])
 
     def settles(self, name: str) -> bool:
-        """Whether that tool can find out whether a call that was cut off took effect."""
+        """Whether that tool can find out whether an interrupted call took effect."""
         return name in self._tools and settle_of(self._tools[name][1]) is not None
 
     async def settle(self, call: ToolCall, call_id: str) -> ToolOutcome:
-        """Find out about a call that was cut off, by our own id of it; it is not run.
+        """Find out whether a call with our own id took effect, without running it.
 
-        The outcome `is_refused` if nothing was done.
+        The outcome is `is_refused` if nothing was done.
         """
         return await self._outcome(_Run(call=call, settles=call_id, error=NOT_SETTLED))
 
@@ -162,8 +161,8 @@ class Toolbox:
                 run.parameters = decoded(run.call.arguments)
             run.text = as_text(_checked(await self._in_time(tool, run), run))
             run.error = None
-        # One tool's bug is text for the model; `sys.exit` in a tool must not end the daemon, nor a
-        # group of errors with a cancellation of its own in it the turn.
+        # A tool's bug is text for the model: neither `sys.exit` nor a group of errors with a
+        # cancellation in it may end the turn.
         except (Exception, SystemExit, BaseExceptionGroup) as error:  # noqa: BLE001
             run.fail(error)
         finally:
@@ -202,7 +201,7 @@ class _Run:
     error: str | None = "the tool was interrupted and returned no result"
     is_refused: bool = False
     settles: str = ""
-    """Our id of the call, if it is only to be found out whether it took effect."""
+    """Our id of the call, if it is only settled and not run."""
     started: float = field(default_factory=perf_counter)
     seconds: float = 0.0
 
