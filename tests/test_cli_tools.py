@@ -130,6 +130,7 @@ def test_a_long_result_is_printed_whole(folder, capsys):
     assert capsys.readouterr().out == "x" * 20_000 + "\n"
 
 
+@pytest.mark.slow
 def test_start_check_and_list_refuse_a_tool_with_the_same_sentence(folder, capsys):
     (folder / "n.toml").write_text(SETTINGS.replace("mine:pay", "mine:bad"))
     told = (

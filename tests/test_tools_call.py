@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import suppress
+from random import Random
 
 import anyio
 import anyio.lowlevel
@@ -18,11 +19,14 @@ from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.entry import Entry
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.testing import Gate
+from nanoloop.testing.channels.fake import FakeChats
+from nanoloop.testing.channels.stage import Bot, says
 from nanoloop.tools.call import LONGEST_SAID, MOST_SAID
 from nanoloop.tools.effects import MOST_ATTEMPTS
-from nanoloop.tools.toolbox import NOT_DONE, NOT_SETTLED
+from nanoloop.tools.toolbox import NOT_DONE, NOT_SETTLED, Toolbox
 from tests.test_holds import Chat, running, said
 from tests.test_tools_effects import FIVE, Till, calls
+from tests.web_server import serving
 
 KEY = "test:a"
 
@@ -466,3 +470,75 @@ async def test_a_tool_that_cancels_its_own_tasks_does_not_end_the_turn():
 
     provider = ScriptedProvider([calls("{}", name="work"), "done"])
     assert await Agent(provider=provider, tools=[work]).ask("go") == "done"
+
+
+# On a platform, and on the page
+
+
+@tool(name="work")
+async def talking() -> str:
+    """Work."""
+    current_call().say("**half** done")
+    current_call().say("**half** done")
+    return "ok"
+
+
+async def test_a_platforms_chat_reads_what_a_tool_says_and_then_the_answer(tmp_path):
+    chats = FakeChats()
+    provider = ScriptedProvider([calls("{}", name="work"), "done"])
+    bot = Bot(chats.platform(), tmp_path, provider=provider)
+    bot.loop.agents.default.toolbox = Toolbox([talking])
+    async with bot:
+        await chats.say("alice", "go")
+        await says(chats, "alice", "*half* done", "*half* done", "done")
+
+
+async def test_a_lost_reply_costs_no_payment_and_makes_no_second_one():
+    draw, ledger, calls_made = Random(7), {}, 0
+
+    async def bank(call, amount):
+        """Pays at most once for each id, and drops requests and replies at random."""
+        nonlocal calls_made
+        calls_made += 1
+        await anyio.lowlevel.checkpoint()
+        if draw.random() < 0.3:
+            raise ConnectionError("the request was lost")
+        ledger.setdefault(call, amount)
+        if draw.random() < 0.3:
+            raise ConnectionError("the reply was lost")
+
+    @tool(settle=lambda call: f"paid {ledger[call]}" if call in ledger else None)
+    async def pay(amount: int) -> str:
+        """Pay."""
+        await bank(current_call().call, amount)
+        return f"paid {amount}"
+
+    def answer(messages, *_):
+        last = messages[-1]
+        if last["role"] == "tool" and "paid" in last["content"]:
+            return "paid"
+        return calls(f'{{"amount": {payment}}}')
+
+    agent = Agent(provider=ScriptedProvider(otherwise=answer), tools=[pay])
+    for payment in range(100):  # noqa: B007 - the model pays it
+        while await agent.ask("Pay!") != "paid":
+            """It gave up after some equal calls: it is asked again."""
+    assert sorted(ledger.values()) == [*range(100)]
+    assert calls_made > 130
+
+
+async def test_the_page_shows_what_a_tool_says_as_a_notice_that_answers_nothing(tmp_path):
+    provider = ScriptedProvider([calls("{}", name="work"), "done"])
+    async with serving(tmp_path, provider=provider) as web:
+        web.app.loop.agents.default.toolbox = Toolbox([talking])
+        session = await web.begin()
+        async with web.reading(session) as reader:
+            await reader.until("hello")
+            asked = await web.say(session, "go")
+            told = [(await reader.until("answer"))[-1].data for _ in range(3)]
+        assert told == [
+            {"message_id": None, "text": "**half** done", "kind": "notice"},
+            {"message_id": None, "text": "**half** done", "kind": "notice"},
+            {"message_id": asked, "text": "done", "kind": "answer"},
+        ]
+        assert "half" not in str(await web.messages(session))
