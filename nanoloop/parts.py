@@ -54,7 +54,6 @@ from nanoloop.tools.toolbox import ToolSource, chosen
 from nanoloop.words import did_you_mean
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
 
     from nanoloop.app import App
     from nanoloop.channels.kit.intake import Transcriber
@@ -266,8 +265,11 @@ def function_of(settings: Settings, key: str) -> Callable[..., Any] | None:
 
 def _problem(settings: Settings, key: str, name: str, why: SettingsError) -> Problem:
     """Describe what is wrong with a function that a setting names, and where that is set."""
+    return _set_at(settings, key, f"{key} is {shown(name)}, but {why}")
+
+
+def _set_at(settings: Settings, key: str, text: str) -> Problem:
     origin = settings.origin(key)
-    text = f"{key} is {shown(name)}, but {why}"
     return Problem(text=text, origin=None if origin.kind == "default" else origin)
 
 
@@ -304,16 +306,17 @@ def _functions(settings: Settings, *, taken: Collection[str]) -> Mapping[str, To
 
 def _packages(settings: Settings, names: Iterable[str]) -> Mapping[str, Tool]:
     """Create the tools of other packages with their settings."""
-    return {name: _installed(name, settings.tools.of(name)) for name in names}
+    return {name: _installed(settings, name) for name in names}
 
 
-def _installed(name: str, own: BaseModel) -> Tool:
-    made: Any = plugins.load("tools", name).make(own)
+def _installed(settings: Settings, name: str) -> Tool:
+    made: Any = plugins.load("tools", name).make(settings.tools.of(name))
     try:
         tool: Tool = made if isinstance(made, Tool) else as_tool(made)
         _ = tool.spec
     except (TypeError, ValueError) as error:
-        raise SettingsError(f"the tool {name!r} can't be used: {error}") from error
+        text = f"the tool {name!r} can't be used: {error}"
+        raise InvalidSettings([_set_at(settings, f"tools.{name}", text)]) from error
     return tool
 
 
@@ -351,7 +354,8 @@ def make_agent(
             settings=settings.session.rules(),
         )
     except ValueError as error:  # a package's tool has another's name
-        raise SettingsError(f"the tools of agent {name!r} can't be used: {error}") from error
+        text = f"the tools of agent {name!r} can't be used: {error}"
+        raise InvalidSettings([_set_at(settings, f"agents.{name}.tools", text)]) from error
     agent.language = own.language
     return agent
 
@@ -383,7 +387,7 @@ def _no_tool(settings: Settings, agent: str, entry: str, known: Sequence[str]) -
     is_glob = any(sign in name for sign in "*?[")
     lacks = "but no tool matches that" if is_glob else "but there is no such tool"
     advice = there if is_glob else did_you_mean(name, known, there)
-    return Problem(text=f"{key} has {entry!r}, {lacks}: {advice}", origin=settings.origin(key))
+    return _set_at(settings, key, f"{key} has {entry!r}, {lacks}: {advice}")
 
 
 def make_loop(settings: Settings, provider: Provider, store: Store) -> AgentLoop:
