@@ -54,7 +54,6 @@ from nanoloop.tools.toolbox import ToolSource, chosen
 from nanoloop.words import did_you_mean
 
 if TYPE_CHECKING:
-
     from nanoloop.app import App
     from nanoloop.channels.kit.intake import Transcriber
 

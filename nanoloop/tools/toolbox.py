@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import anyio
 
 from nanoloop import defaults
-from nanoloop.errors import BadArguments, ToolError, ToolTimeout, UnknownTool
+from nanoloop.errors import BadArguments, CallHadNoEffect, ToolError, ToolTimeout, UnknownTool
 from nanoloop.protocols import (
     Tool,
     ToolCall,
@@ -42,10 +42,6 @@ NOT_DONE = (
     "interrupted before it took effect: nothing was done, and the same call may be made again"
 )
 NOT_SETTLED = "interrupted, and it could not be found out whether it took effect"
-
-
-class NotDone(ToolError):
-    """An interrupted call had no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +204,7 @@ class _Run:
     def fail(self, error: BaseException) -> None:
         self.error = told(error)
         if self.settles:
-            self.is_refused = isinstance(error, NotDone)
+            self.is_refused = isinstance(error, CallHadNoEffect)
             self.error = self.error if self.is_refused else f"{NOT_SETTLED}: {self.error}"
         else:
             self.is_refused = isinstance(error, ToolError) and not isinstance(error, ToolTimeout)
@@ -284,7 +280,7 @@ def _finite(text: str) -> float:
 
 def _checked(result: Any, run: _Run) -> Any:
     if run.settles and result is None:
-        raise NotDone(NOT_DONE)
+        raise CallHadNoEffect(NOT_DONE)
     if isgenerator(result) or isasyncgen(result):  # it may have no end
         raise ToolError("the tool returned a generator, which is no result: have it return a list")
     return result
