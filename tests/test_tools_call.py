@@ -343,6 +343,60 @@ async def test_a_lost_reply_is_settled_at_once_so_that_the_model_does_not_pay_tw
     assert told[1].startswith("Already done")
 
 
+@pytest.mark.parametrize("options", [{"idempotent": True}, {"settle": lambda _: None}])
+async def test_an_equal_call_after_a_lost_reply_has_the_same_id(options):
+    seen, fails = [], [ConnectionError("lost"), ToolError("refused"), ConnectionError("lost")]
+
+    @tool(**options)
+    async def pay(amount: int) -> str:
+        """Pay."""
+        seen.append((current_call().call, current_call().attempt))
+        if fails:
+            raise fails.pop(0)
+        return "paid"
+
+    # Equal calls in a row would end the turn.
+    other = calls('{"amount": 1}', name="other")
+    provider = ScriptedProvider([x for _ in range(4) for x in (calls(FIVE), other)] + ["done"])
+    await Agent(provider=provider, tools=[pay]).ask("Pay!")
+    assert [attempt for _, attempt in seen] == [1, 2, 2, 3]
+    assert len({name for name, _ in seen}) == 1
+
+
+async def test_an_equal_call_after_a_refusal_has_an_id_of_its_own():
+    seen = []
+
+    @tool(idempotent=True)
+    async def pay(amount: int) -> str:
+        """Pay."""
+        seen.append((current_call().call, current_call().attempt))
+        raise ToolError("refused")
+
+    provider = ScriptedProvider([calls(FIVE), calls(FIVE), "done"])
+    await Agent(provider=provider, tools=[pay]).ask("Pay!")
+    assert ([attempt for _, attempt in seen], len(set(seen))) == ([1, 1], 2)
+
+
+async def test_the_id_of_a_failed_call_stays_the_same_for_an_equal_one_after_a_restart():
+    seen, store = [], InMemoryStore()
+
+    @tool(idempotent=True)
+    async def pay(amount: int) -> str:
+        """Pay."""
+        seen.append((current_call().call, current_call().attempt))
+        return "paid"
+
+    name = await killed_in(store)
+    session = await store.get(KEY)
+    failed = {"again": ["first", 1]}
+    session.add_entry(Entry.tool_result("pay", None, "lost", call_id="c1", metadata=failed))
+    await store.save(session)
+    provider = ScriptedProvider([calls(FIVE), "done"])
+    async with running(provider, store, agent=Agent(tools=[pay]), recover=True) as loop:
+        assert await loop.chat.until(1) == ["done"]
+    assert (seen, name != "first") == ([("first", 2)], True)
+
+
 async def test_what_a_tool_refuses_itself_is_not_asked_about():
     till = Till(failures=9, settle=lambda _: 1 / 0)
     provider = ScriptedProvider([calls(FIVE), "done"])

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 UNKNOWN = "unknown"
 """Metadata key for the result of an interrupted call, which may have taken effect."""
+AGAIN = "again"
+"""Metadata key for the result of a call that failed without being certain to have had no effect.
+
+It has the call's id and attempts, which an equal call continues: what was sent may still arrive.
+"""
 MOST_ATTEMPTS = 10
 """How often an interrupted call is started at most: the call itself may end the process."""
 _DONE = (
@@ -58,6 +63,8 @@ class Effects:
         self._first: dict[str, Entry] = {}
         """The results of such calls, by tool and arguments."""
         self._running: dict[str, anyio.Lock] = {}
+        self._unsure: dict[str, tuple[str, int]] = {}
+        """The `AGAIN` of such calls, by tool and arguments."""
 
     @property
     def offered(self) -> Sequence[ToolSpec]:
@@ -72,15 +79,20 @@ class Effects:
         for call, result in results_by_call(entries).items():
             said = entries[call].content
             self._note(str(said.get("tool")), said.get("parameters"), entries[result])
+            if isinstance(again := entries[result].metadata.get(AGAIN), list):
+                key = _key(str(said.get("tool")), said.get("parameters"))
+                self._unsure[key] = (str(again[0]), int(again[1]))
         return [call for call in open_calls(entries) if self.is_resumed(self._session, call)]
 
     def is_resumed(self, session: Session, call: Entry) -> bool:
         """Whether an interrupted call of this turn can be run again or settled."""
         tool = str(call.content.get("tool"))
-        is_safe = self._toolbox.runs_again(tool) or self._toolbox.settles(tool)
-        is_safe = is_safe or (tool == READ_RESULT and bool(self.offered))
+        is_safe = self._is_resumable(tool) or (tool == READ_RESULT and bool(self.offered))
         attempt = call_of(call, claims=session.claims).attempt
         return is_safe and session.awaiting < call.seq and attempt <= MOST_ATTEMPTS
+
+    def _is_resumable(self, tool: str) -> bool:
+        return self._toolbox.runs_again(tool) or self._toolbox.settles(tool)
 
     def asked(self, calls: Sequence[ToolCall]) -> list[Entry]:
         """Return the entries for the calls of a step."""
@@ -121,12 +133,16 @@ class Effects:
     async def _result(self, call: Entry, tool: str) -> Entry:
         which = {"tool": tool, "call_id": call.call_id or ""}
         announce(ToolStarted(**which))
-        with calling(self._current(call)) as current:
+        key = _key(tool, call.content.get("parameters"))
+        with calling(self._current(call, key)) as current:
             outcome = await self._outcome(call, current)
         announce(ToolFinished(**which, success=outcome.success, seconds=round(outcome.seconds, 3)))
         text, metadata = outcome.text, dict[str, Any]()
         if outcome.whole and self._results is not None:
             text, metadata = await self._results.keep(outcome, call=call.id)
+        if outcome.is_unsure and self._runs_once(tool) and self._is_resumable(tool):
+            self._unsure[key] = current.call, current.attempt
+            metadata = {AGAIN: [current.call, current.attempt]}
         return Entry.tool_result(
             tool,
             text if outcome.success else None,
@@ -135,9 +151,11 @@ class Effects:
             metadata=metadata | ({UNKNOWN: True} if outcome.is_unknown else {}),
         )
 
-    def _current(self, call: Entry) -> CurrentCall:
+    def _current(self, call: Entry, key: str) -> CurrentCall:
         current = call_of(call, claims=self._session.claims)
         current = replace(current, session=self._session.id, outlet=self._outlet)
+        if before := self._unsure.get(key):
+            current = replace(current, call=before[0], attempt=before[1] + current.attempt)
         return current if self._question is None else asked_by(current, self._question)
 
     async def _outcome(self, call: Entry, current: CurrentCall) -> ToolOutcome:
@@ -147,13 +165,13 @@ class Effects:
         if asked.name == READ_RESULT and self._results is not None and self.offered:
             return await Toolbox([self._results]).run(asked)
         can_settle = self._toolbox.settles(asked.name)
-        if can_settle and current.attempt > 1:
-            return await self._toolbox.settle(asked, call.id)
+        if can_settle and call_of(call, claims=self._session.claims).attempt > 1:
+            return await self._toolbox.settle(asked, current.call)
         outcome = await self._toolbox.run(asked)
         if outcome.success or outcome.is_refused or not can_settle:
             return outcome
         # The reply may have been lost, so the call may still have taken effect.
-        return await self._toolbox.settle(asked, call.id)
+        return await self._toolbox.settle(asked, current.call)
 
     def _note(self, tool: str, arguments: Any, result: Entry) -> None:
         """Note this result, unless the call failed and may be tried again."""

@@ -92,6 +92,8 @@ class ToolOutcome:
     """How many characters of the result the model sees at most."""
     is_refused: bool = False
     """Whether nothing was done for certain: the tool or the check of its arguments refused."""
+    is_unsure: bool = False
+    """Whether it failed and what it sent may still take effect, though nothing was found so far."""
     is_unknown: bool = False
     """Whether the call was interrupted and even its tool can't tell whether it took effect."""
 
@@ -223,6 +225,7 @@ class _Run:
             whole=self.text[:MOST_WHOLE] if success and len(self.text) > chars else "",
             chars=chars,
             is_refused=self.is_refused,
+            is_unsure=not success and (bool(self.settles) or not self.is_refused),
             is_unknown=bool(self.settles) and not success and not self.is_refused,
         )
 
