@@ -1,6 +1,6 @@
 """The command line: finds the command, runs it, and reports errors in one sentence.
 
-Each command is a module in this package, imported when the command is used. Its
+Each command but `version` is a module in this package, imported when it is used. Its
 `add_arguments(parser)` declares the arguments and its `run(args) -> int` runs the command. A
 command with actions (`add_actions`) has a function for each action instead of `run`, or beside it
 if an action is optional.
