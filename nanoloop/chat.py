@@ -531,9 +531,9 @@ class Chats:
             await exchange.stop(waiting=len(messages_among(session.waiting)))
 
     async def _with_burst(self, exchange: Exchange) -> Exchange:
-        """Combine messages that arrive within a short time, and answer the last one.
+        """Merge messages that arrive within a short time, and return the exchange for the last.
 
-        A question that a turn has already worked on is not combined with later messages.
+        A question that a turn has already worked on is not merged with later messages.
         """
         session = exchange.session
         seconds = exchange.message.burst_seconds if session.last_seq == exchange.seq else 0
