@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from nanoloop.stores.in_memory import InMemoryStore
     from nanoloop.stores.jsonl.store import JsonlStore
     from nanoloop.stores.sqlite import SqliteStore
+    from nanoloop.tools.call import current_call
     from nanoloop.tools.function import tool
     from nanoloop.turn import Hooks, Recording
 
@@ -71,6 +72,7 @@ _HOME = {
     "Summarizer": "nanoloop.memory.summarizer",
     "TurnFailed": "nanoloop.errors",
     "build_messages": "nanoloop.context",
+    "current_call": "nanoloop.tools.call",
     "hearing": "nanoloop.events",
     "tool": "nanoloop.tools.function",
 }
@@ -105,6 +107,7 @@ __all__ = [
     "Summarizer",
     "TurnFailed",
     "build_messages",
+    "current_call",
     "hearing",
     "tool",
 ]

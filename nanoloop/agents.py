@@ -239,7 +239,12 @@ class Agent(AgentHistory):
         sessions = None if session is self._own else self._sessions
         keeping = Keeping(recording=self.recording)
         if sessions is not None:
-            keeping = replace(keeping, change=sessions.change, store=sessions.store)
+            keeping = replace(
+                keeping,
+                change=sessions.change,
+                store=sessions.store,
+                files=sessions.attachments,
+            )
         view = self._views.of(
             session,
             prompt=self.prompt,

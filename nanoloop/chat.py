@@ -531,8 +531,12 @@ class Chats:
             await exchange.stop(waiting=len(messages_among(session.waiting)))
 
     async def _with_burst(self, exchange: Exchange) -> Exchange:
-        """Merge messages that arrive within a short time, and return the exchange for the last."""
-        session, seconds = exchange.session, exchange.message.burst_seconds
+        """Merge messages that arrive within a short time, and return the exchange for the last.
+
+        A question that a turn has already worked on is not merged with later messages.
+        """
+        session = exchange.session
+        seconds = exchange.message.burst_seconds if session.last_seq == exchange.seq else 0
         while seconds:
             count = len(session.waiting)
             await anyio.sleep(seconds)

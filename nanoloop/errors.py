@@ -48,7 +48,8 @@ NanoloopError
 ├── ToolError                (data for the model; never ends the turn)
 │   ├── UnknownTool
 │   ├── BadArguments
-│   └── ToolTimeout
+│   ├── ToolTimeout
+│   └── CallHadNoEffect
 └── ProviderError            (one plain sentence and the next step)
     ├── WrongKey
     ├── UnknownModel
@@ -433,6 +434,10 @@ class BadArguments(ToolError):
 
 class ToolTimeout(ToolError):
     """The tool exceeded its time limit."""
+
+
+class CallHadNoEffect(ToolError):
+    """A tool found out that an interrupted call of it did nothing."""
 
 
 class ProviderError(NanoloopError):

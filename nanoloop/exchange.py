@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +31,12 @@ from nanoloop.messages import Inbound
 from nanoloop.nodes import Nodes
 from nanoloop.protocols import Bus, OnText, Provider, vendor_of
 from nanoloop.sending import ChatClaim, Notices, named, reply_to, send_answer
-from nanoloop.session.entry import Entry
+from nanoloop.session.entry import Entry, fresh_id
 from nanoloop.session.options import UNLIMITED
 from nanoloop.session.queue import STEERS, heard_by, said_first
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions, give_way
+from nanoloop.tools.call import Tell
 from nanoloop.turn import Act, Answer, Cutting, Keeping, RequestOutcome, Turn, trimmed
 from nanoloop.writing import is_away, leave_alone
 
@@ -89,6 +90,20 @@ class ExchangeParts:
         heard = partial(self.summarizer.fire_and_forget, session)
         return Cutting(limit=limit, keep=keep, by_defaults=False, heard=heard, follow=self.follow)
 
+    def teller(self, session: Session, message: Inbound) -> Tell:
+        """What tells the message's chat what a tool says, while the chat is this process's.
+
+        It answers nothing: anyone who waits for the answer goes on waiting.
+        """
+        claim = ChatClaim(self.nodes, self.sessions, session.id, 0, self.nodes.lapses)
+        blank = replace(reply_to(message, "", "notice", session.id), reply_to=None)
+
+        async def tell(text: str) -> None:
+            said = replace(blank, text=text, id=fresh_id())
+            await self.bus.publish(said, may_go=claim.is_good)
+
+        return tell
+
     def _buffer_of(self, agent: Agent) -> tuple[int, int]:
         limits = agent.limits
         return limits.messages or self.buffer_limit, limits.kept or self.buffer_min
@@ -140,11 +155,13 @@ class Exchange:
             keeping=Keeping(
                 change=partial(self._fence.change, parts.sessions),
                 store=self._store,
+                files=parts.sessions.attachments,
                 steering=steering_in,
             ),
             cutting=parts.cutting(session, agent),
             on_text=_stream_to(parts.bus, message, session.id),
             sentences=parts.notices.speaking(message),
+            tell=parts.teller(session, message),
         )
 
     @property
@@ -153,14 +170,17 @@ class Exchange:
         return self._turn.id
 
     async def pick_up(self) -> None:
-        """Resume a question that another process or run began; close its open tool calls."""
+        """Resume a question that another process or run began.
+
+        Open tool calls that can't be run again are closed.
+        """
         why = "interrupted by a restart; it is unknown whether it took effect"
-        close = self._turn.closing(why)
+        close = self._turn.closing(why, resumes=True)
         claims: list[int] = []
 
         def act(session: Session) -> None:
-            close(session)
             claims.append(session.claim(self._nodes.me))
+            close(session)  # behind the claim, which counts as an attempt of what stays open
 
         await self._turn.begin(then=act)
         self._fence.claim = claims[-1]

@@ -60,7 +60,7 @@ from nanoloop.session.session import Session
 from nanoloop.session.speech import other_words
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.turn import close_calls
+from nanoloop.tools.effects import close_calls
 from nanoloop.writing import is_away, leave_alone
 
 if TYPE_CHECKING:

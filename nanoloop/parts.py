@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from nanoloop import plugins
 from nanoloop.agents import Agent, AgentLimits, Agents
 from nanoloop.attachments import Attachments, Forgetting
 from nanoloop.defaults import UPLOADS_BYTES
-from nanoloop.errors import SettingsError, place_of
+from nanoloop.errors import SettingsError
 from nanoloop.files import remove_unfinished
 from nanoloop.loop import AgentLoop
 from nanoloop.memory import summarizer
@@ -45,17 +41,19 @@ from nanoloop.settings.vendors import (
     summary_batch_chars,
     unaskable,
 )
+from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.installation import Installation
 from nanoloop.stores.opening import Opening
 from nanoloop.stores.place import default_url
 from nanoloop.stores.place import shown as shown_place
 from nanoloop.stores.sealed_files import FolderSealing
+from nanoloop.tools.function import tool as as_tool
+from nanoloop.tools.functions import called, function_named, tool_named
 from nanoloop.tools.ready import calculator, clock, make_recall_tool
+from nanoloop.tools.toolbox import ToolSource, chosen
 from nanoloop.words import did_you_mean
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from nanoloop.app import App
     from nanoloop.channels.kit.intake import Transcriber
 
@@ -257,59 +255,77 @@ def function_of(settings: Settings, key: str) -> Callable[..., Any] | None:
     name = attrgetter(key)(settings)
     if name is None:
         return None
-    module, _, path = name.partition(":")
-    origin = settings.origin(key)
     try:
-        return _called(path, _imported(module, beside=origin.file))
+        found = function_named(name, beside=settings.origin(key).file)
+        return called(found, name.partition(":")[2])
     except SettingsError as why:
-        text = f"{key} is {shown(name)}, but {why}"
-        where = None if origin.kind == "default" else origin
-        raise InvalidSettings([Problem(text=text, origin=where)]) from why
+        raise InvalidSettings([_problem(settings, key, name, why)]) from why
 
 
-def _imported(module: str, *, beside: Path | None) -> ModuleType:
-    """Import a module, also from the folder of the settings file that names it."""
-    folder = str(beside.absolute().parent) if beside else None
-    if folder and folder not in sys.path and find_spec(module.partition(".")[0]) is None:
-        sys.path.append(folder)
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as missing:
-        raise SettingsError(
-            f"there is no module {missing.name}: install it, or add its folder to PYTHONPATH"
-        ) from missing
-    except Exception as error:
-        # The error's text may contain anything, even a key.
-        raise SettingsError(
-            f"importing {module} fails ({type(error).__name__} at {place_of(error)}): fix it"
-        ) from error
+def _problem(settings: Settings, key: str, name: str, why: SettingsError) -> Problem:
+    """Describe what is wrong with a function that a setting names, and where that is set."""
+    return _set_at(settings, key, f"{key} is {shown(name)}, but {why}")
 
 
-def _called(path: str, module: ModuleType) -> Callable[..., Any]:
-    try:
-        found: Any = attrgetter(path)(module)
-    except AttributeError as missing:
-        raise SettingsError(
-            f"{module.__name__} has no {path}: name an existing function"
-        ) from missing
-    if not callable(found):
-        raise SettingsError(f"{path} is of type {type(found).__name__}: name a function instead")
-    function: Callable[..., Any] = found
-    return function
+def _set_at(settings: Settings, key: str, text: str) -> Problem:
+    origin = settings.origin(key)
+    return Problem(text=text, origin=None if origin.kind == "default" else origin)
 
 
 TOOLS: Mapping[str, Tool] = {"clock": clock, "calculator": calculator}
+BUILT_IN = "built in"
+"""The name of the source of built-in tools."""
+
+
+def make_tools(settings: Settings, recall: Recall | None = None) -> Sequence[ToolSource]:
+    """Create the tools that agents can choose from, by source; raises `SettingsError`."""
+    ours = TOOLS if recall is None else {**TOOLS, "recall": make_recall_tool(recall)}
+    functions = _functions(settings, taken={*ours, *settings.tools.of_plugins})
+    return (
+        ToolSource(name=BUILT_IN, tools=ours),
+        ToolSource(name="functions", tools=functions),
+        ToolSource(name="packages", tools=_packages(settings, settings.tools.of_plugins)),
+    )
+
+
+def _functions(settings: Settings, *, taken: Collection[str]) -> Mapping[str, Tool]:
+    """Create tools from the user's functions; raises `InvalidSettings` with every problem."""
+    found, problems = {}, []
+    for name, function in settings.tools.functions.items():
+        key = f"tools.functions.{name}"
+        beside = settings.origin(key).file
+        try:
+            found[name] = tool_named(function, name, taken=taken, beside=beside, data=settings.data)
+        except SettingsError as why:
+            problems.append(_problem(settings, key, function, why))
+    if problems:
+        raise InvalidSettings(problems)
+    return found
+
+
+def _packages(settings: Settings, names: Iterable[str]) -> Mapping[str, Tool]:
+    """Create the tools of other packages with their settings."""
+    return {name: _installed(settings, name) for name in names}
+
+
+def _installed(settings: Settings, name: str) -> Tool:
+    made: Any = plugins.load("tools", name).make(settings.tools.of(name))
+    try:
+        tool: Tool = made if isinstance(made, Tool) else as_tool(made)
+        _ = tool.spec
+    except (TypeError, ValueError) as error:
+        text = f"the tool {name!r} can't be used: {error}"
+        raise InvalidSettings([_set_at(settings, f"tools.{name}", text)]) from error
+    return tool
 
 
 def make_agents(settings: Settings, recall: Recall | None = None) -> Agents:
     """Create the configured agents, including the default one."""
-    tools = TOOLS if recall is None else {**TOOLS, "recall": make_recall_tool(recall)}
+    sources = make_tools(settings, recall)
     terminal = settings.channels.terminal.agent
-    installed = {name: _installed(name, own) for name, own in settings.tools.of_plugins.items()}
-    tools = {**tools, **installed}
     return Agents(
-        make_agent(settings, AgentSettings(), tools=tools),
-        {name: make_agent(settings, own, name, tools) for name, own in settings.agents.items()},
+        make_agent(settings, AgentSettings(), sources=sources),
+        {name: make_agent(settings, own, name, sources) for name, own in settings.agents.items()},
         by_channel={} if terminal is None else {"terminal": terminal},
     )
 
@@ -318,48 +334,59 @@ def make_agent(
     settings: Settings,
     own: AgentSettings,
     name: str = DEFAULT_AGENT,
-    tools: Mapping[str, Tool] = TOOLS,
+    sources: Sequence[ToolSource] = (ToolSource(name=BUILT_IN, tools=TOOLS),),
 ) -> Agent:
     """Create an agent; its own settings override the general ones."""
-    # A small model calls tools instead of answering, so it gets only tools set explicitly.
-    usual = () if is_small(own.model or settings.model) else tools
-    agent = Agent(
-        name,
-        prompt=settings.prompt if own.prompt is None else own.prompt,
-        model=own.model,
-        tools=[
-            _tool(settings, name, tool, tools)
-            for tool in (usual if own.tools is None else own.tools)
-        ],
-        limits=AgentLimits(
-            steps=own.max_steps or settings.turn.max_steps,
-            tool_seconds=settings.tools.timeout_seconds,
-            messages=own.message_buffer_limit,
-            kept=own.message_buffer_min,
-        ),
-        settings=settings.session.rules(),
+    limits = AgentLimits(
+        steps=own.max_steps or settings.turn.max_steps,
+        tool_seconds=settings.tools.timeout_seconds,
+        messages=own.message_buffer_limit,
+        kept=own.message_buffer_min,
     )
+    try:
+        agent = Agent(
+            name,
+            prompt=settings.prompt if own.prompt is None else own.prompt,
+            model=own.model,
+            tools=_tools_of(settings, own, name, sources),
+            limits=limits,
+            settings=settings.session.rules(),
+        )
+    except ValueError as error:  # a package's tool has another's name
+        text = f"the tools of agent {name!r} can't be used: {error}"
+        raise InvalidSettings([_set_at(settings, f"agents.{name}.tools", text)]) from error
     agent.language = own.language
     return agent
 
 
-def _tool(settings: Settings, agent: str, name: str, tools: Mapping[str, Tool]) -> Tool:
-    if name in tools:
-        return tools[name]
-    if plugins.is_installed("tools", name):
-        return _installed(name, settings.tools.of(name))
-    key = f"agents.{agent}.tools"
-    known = [*tools, *plugins.names("tools")]
-    advice = did_you_mean(name, known, f"the tools are {', '.join(known)}")
-    raise SettingsError(
-        f"{settings.origin(key)}: {key} has {name!r}, but there is no such tool: {advice}"
-    )
+def _tools_of(
+    settings: Settings, own: AgentSettings, agent: str, sources: Sequence[ToolSource]
+) -> Sequence[Tool]:
+    """Return the tools that an agent's list chooses; without a list, those of all sources."""
+    if own.tools is None:
+        # A small model calls tools instead of answering, so it gets only tools set explicitly.
+        is_small_one = is_small(own.model or settings.model)
+        usual = [each for each in sources if each.name != BUILT_IN or not is_small_one]
+        return [tool for source in usual for tool in source.tools.values()]
+    known = {name: tool for source in sources for name, tool in source.tools.items()}
+    more = {each.removeprefix("!") for each in own.tools} - known.keys()
+    more = {each for each in more if plugins.is_installed("tools", each)}
+    known |= _packages(settings, sorted(more))
+    names, lost = chosen(own.tools, list(known))
+    if lost:
+        raise InvalidSettings([_no_tool(settings, agent, each, list(known)) for each in lost])
+    return [known[name] for name in names]
 
 
-def _installed(name: str, own: BaseModel) -> Tool:
-    """Create another package's tool with its settings."""
-    made: Tool = plugins.load("tools", name).make(own)
-    return made
+def _no_tool(settings: Settings, agent: str, entry: str, known: Sequence[str]) -> Problem:
+    """Describe an entry of an agent's list that matches no tool."""
+    key, name = f"agents.{agent}.tools", entry.removeprefix("!")
+    known = [*known, *(each for each in plugins.names("tools") if each not in known)]
+    there = f"the tools are {', '.join(known)}"
+    is_glob = any(sign in name for sign in "*?[")
+    lacks = "but no tool matches that" if is_glob else "but there is no such tool"
+    advice = there if is_glob else did_you_mean(name, known, there)
+    return _set_at(settings, key, f"{key} has {entry!r}, {lacks}: {advice}")
 
 
 def make_loop(settings: Settings, provider: Provider, store: Store) -> AgentLoop:
@@ -412,6 +439,11 @@ def make_recall(settings: Settings, store: Store) -> Recall | None:
     is_kept = settings.store.url != "memory:" and settings.store.encryption_key is None
     index = Index(recall_file(settings) if is_kept else None)
     return Recall(store, index)
+
+
+def recall_alone(settings: Settings) -> Recall | None:
+    """Create a search that finds nothing, for commands that only list an agent's tools."""
+    return Recall(InMemoryStore(), Index(None)) if settings.recall.enabled else None
 
 
 def make_channels(

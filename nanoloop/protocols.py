@@ -127,8 +127,8 @@ Effect = Literal["reads", "writes"]
 class Tool(Protocol):
     """A function that the model may call.
 
-    A tool may also have the attributes `effect` (an `Effect`), `repeatable` and `timeout_seconds`,
-    as in `@tool`. Without an effect, a tool counts as writing.
+    A tool may also have the attributes `effect` (an `Effect`), `repeatable`, `idempotent`, `settle`
+    and `timeout_seconds`, as in `@tool`. Without an effect, a tool counts as writing.
     """
 
     @property
@@ -149,6 +149,21 @@ def effect_of(tool: Tool) -> Effect:
 def is_repeatable(tool: Tool) -> bool:
     """Return True if a repeated call with the same arguments should run again."""
     return bool(getattr(tool, "repeatable", False))
+
+
+Settle = Callable[[str], Any]
+"""Finds out whether the call with this id took effect, as in `@tool`."""
+
+
+def runs_again(tool: Tool) -> bool:
+    """Whether it is safe to run an interrupted call again."""
+    return effect_of(tool) == "reads" or bool(getattr(tool, "idempotent", False))
+
+
+def settle_of(tool: Tool) -> Settle | None:
+    """Return the tool's `settle`; None if it has none or doesn't need it."""
+    settle: Settle | None = getattr(tool, "settle", None)
+    return None if runs_again(tool) else settle
 
 
 ARCHIVED = "archived"

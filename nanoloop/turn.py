@@ -13,9 +13,6 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from uuid import uuid4
-
-import anyio
 
 from nanoloop.context import View
 from nanoloop.errors import ContextTooLong, EmptyAnswer
@@ -34,22 +31,23 @@ from nanoloop.protocols import (
     Provider,
     Reply,
     Store,
-    ToolCall,
     ToolSpec,
     Usage,
 )
 from nanoloop.sentences import Sentences
-from nanoloop.session.chat import REASONING, decoded, open_calls
+from nanoloop.session.chat import REASONING
 from nanoloop.session.entry import Entry, fresh_id
 from nanoloop.session.log import message_count
 from nanoloop.session.resize import ReadEntries
 from nanoloop.session.session import Session
 from nanoloop.session.sync import Handler, called, fitting
-from nanoloop.tools.effects import UNKNOWN, Effects
+from nanoloop.tools.call import Tell
+from nanoloop.tools.effects import Effects, close_calls
 from nanoloop.tools.toolbox import as_text, here
 
 if TYPE_CHECKING:
     from nanoloop.agents import Agent
+    from nanoloop.attachments import Attachments
 
 SAME_CALLS = 4
 """How often in a row a model may request the same calls; the last time, they are not run.
@@ -85,6 +83,8 @@ class Keeping:
     """Applies a change to the session, durably if the session is in a store."""
     store: Store | None = None
     """The store to read older entries from; None if the session has all of them."""
+    files: Attachments | None = None
+    """Where large tool results are stored whole; None if nowhere."""
     recording: Recording | None = None
     """How much of the question and answer is stored; None stores everything."""
     steering: Callable[[Session], Sequence[Entry]] = _nothing
@@ -152,8 +152,12 @@ class Turn:
         theirs: Collection[ToolSpec] = (),
         on_text: OnText | None = None,
         sentences: Sentences | None = None,
+        tell: Tell | None = None,
     ) -> None:
-        """Create a turn; without `cutting` nothing is left out, and the client runs `theirs`."""
+        """Create a turn; without `cutting` nothing is left out, and the client runs `theirs`.
+
+        `tell` sends the chat what a tool says while it runs.
+        """
         self.session = session
         self._agent = agent
         self._provider = agent.hooks.before(provider, agent)
@@ -161,7 +165,7 @@ class Turn:
         self._keeping = keeping
         self._cutting = cutting
         self._theirs = {spec.name for spec in theirs}
-        self._tools = (*agent.toolbox.specs, *theirs) or None
+        self._tools = (*agent.toolbox.specs, *theirs)
         self._on_text = on_text
         self._say = (sentences or Sentences().speaking(agent.language)).text
         self.id = fresh_id()[8:20]  # from the time and random bits
@@ -171,7 +175,8 @@ class Turn:
         """How many tools of the step are still running."""
         self._finished: list[Entry] = []
         """The results of the step's tools that may not be stored yet."""
-        self._effects = Effects(agent.toolbox)
+        files = None if keeping.is_held else keeping.files
+        self._effects = Effects(agent.toolbox, session, files=files, tell=tell)
         self._asked = 0
         """The question's number, if the session has the question."""
         self._left = 0
@@ -234,30 +239,31 @@ class Turn:
     async def run(self) -> Answer:
         """Ask the model until it answers; raise `ProviderError` if it can't."""
         here.set(self.session)
-        self._recall_effects()
+        await self._resume()
         for step in range(1, self._agent.limits.steps + 1):
             reply = await self._ask(step)
             if not reply.tool_calls:
                 return self._answer(reply, step)
-            calls = _with_ids(reply.tool_calls)
+            calls = self._effects.asked(reply.tool_calls)
             if self._goes_in_circles(calls):
                 return self._given_up(step, "same_calls", self._circle(calls, step))
-            entries = _call_entries(calls)
-            if theirs := [call for call in entries if call.content["tool"] in self._theirs]:
+            if theirs := [call for call in calls if call.content["tool"] in self._theirs]:
                 return self._ended(reply.text, "tool_calls", step, calls=tuple(theirs))
             # Stored before they run, so that the log shows who asked for a tool's effects.
             self._spoke_before = self._spoke_before or bool(self.said)
             # Cleared before the wait, so that a stop during the save doesn't add the text again.
             self.said = ""
-            await self._keep([*_words(reply), *entries])
+            await self._keep([*_words(reply), *calls])
             await self._run_tools(calls)
         steps = self._agent.limits.steps
         return self._given_up(steps, "max_steps", self._say("gave_up", steps=steps))
 
-    def _recall_effects(self) -> None:
-        """Restore the record of tool effects from before the turn was interrupted."""
+    async def _resume(self) -> None:
+        """Restore the record of tool effects from before a restart, and run what it cut off."""
         if since := self._asked or self.session.awaiting:
-            self._effects.recall(self.session.entries_between(since, self.session.last_seq))
+            known = self.session.entries_between(since - 1, self.session.last_seq)
+            if left := self._effects.recall(known):
+                await self._run_tools(left)
 
     async def _keep(self, entries: Sequence[Entry]) -> None:
         """Add these entries to the session durably."""
@@ -304,11 +310,14 @@ class Turn:
         listening: dict[str, Any] = {"on_text": self._hear} if self._on_text else {}
         started = time.monotonic()
         reply = await self._provider.chat(
-            messages=messages, tools=self._tools, model=self._agent.model, **listening
+            messages=messages, tools=self._offered(), model=self._agent.model, **listening
         )
         self._usage += reply.usage
         announce(self._receipt(reply, step, time.monotonic() - started))
         return reply
+
+    def _offered(self) -> Sequence[ToolSpec] | None:
+        return (*self._tools, *self._effects.offered) or None
 
     def _hear(self, piece: str) -> None:
         if self._spoke_before and not self.said and self._on_text is not None:
@@ -357,31 +366,31 @@ class Turn:
             calls=calls,
         )
 
-    def _goes_in_circles(self, calls: Sequence[ToolCall]) -> bool:
-        if any(self._agent.toolbox.is_repeatable(call.name) for call in calls):
+    def _goes_in_circles(self, calls: Sequence[Entry]) -> bool:
+        if any(self._agent.toolbox.is_repeatable(call.content["tool"]) for call in calls):
             self._repeats, self._calls = 0, ""
             return False
-        asked = repr([(call.name, decoded(call.arguments)) for call in calls])
+        asked = repr([(call.content["tool"], call.content["parameters"]) for call in calls])
         self._repeats = self._repeats + 1 if asked == self._calls else 1
         self._calls = asked
         return self._repeats == SAME_CALLS
 
-    def _circle(self, calls: Sequence[ToolCall], steps: int) -> str:
+    def _circle(self, calls: Sequence[Entry], steps: int) -> str:
         # Only existing tools: any other name could be anything that the model's server made up.
-        asked = {call.name for call in calls}
-        names = ", ".join(spec.name for spec in self._tools or () if spec.name in asked)
+        asked = {call.content["tool"] for call in calls}
+        names = ", ".join(spec.name for spec in self._tools if spec.name in asked)
         named = f" ({names})" if names else ""
         return self._say("in_a_circle", steps=steps, times=SAME_CALLS, tools=named)
 
-    async def _run_tools(self, calls: Sequence[ToolCall]) -> None:
+    async def _run_tools(self, calls: Sequence[Entry]) -> None:
         """Run the tools in parallel, and store their results and then any steering messages."""
         self._running = len(calls)
-        async with anyio.create_task_group() as group:
+        async with self._effects.running() as group:
             for call in calls:
-                group.start_soon(self._run_tool, call, name=f"tool {call.name}")
+                group.start_soon(self._run_tool, call, name=f"tool {call.content['tool']}")
         await self._keep_finished(steers=not self._keeping.is_held)
 
-    async def _run_tool(self, call: ToolCall) -> None:
+    async def _run_tool(self, call: Entry) -> None:
         result = await self._effects.run(call)
         self._finished.append(result)
         self._running -= 1
@@ -432,12 +441,16 @@ class Turn:
 
         await self.change(act)
 
-    def closing(self, why: str, *, since: int = 0) -> Act:
-        """Return an act that adds the available results, and closes the other calls with `why`."""
+    def closing(self, why: str, *, since: int = 0, resumes: bool = False) -> Act:
+        """Add the available results, and state for the other calls why they have none.
+
+        With `resumes` the calls that may be run again stay open: `run` does them first.
+        """
 
         def act(session: Session) -> None:
             self._add_finished(session)
-            close_calls(session, why, since=since)
+            but = partial(self._effects.is_resumed, session) if resumes else None
+            close_calls(session, why, since=since, but=but)
 
         return act
 
@@ -493,14 +506,6 @@ class Turn:
         """Return the severity a rule needs; a full window, cut by `begin`, outweighs some."""
         limit = 0 if self._cutting is None else _buffer_of(session, self._cutting.limit)
         return BUFFER_SEVERITY if 0 < limit < message_count(session.window) else 0
-
-
-def close_calls(session: Session, why: str, *, since: int = 0) -> None:
-    """Record why calls from `since` on have no result."""
-    for call in open_calls([e for e in session.window if e.seq >= since]):
-        name, call_id = call.content.get("tool", ""), call.call_id
-        unknown = {UNKNOWN: True}
-        session.add_entry(Entry.tool_result(name, None, why, call_id=call_id, metadata=unknown))
 
 
 Paths = str | Sequence[str]
@@ -657,17 +662,6 @@ class _Prefixed:
         await self._provider.close()
 
 
-def _with_ids(calls: Sequence[ToolCall]) -> list[ToolCall]:
-    """Return the calls with distinct ids, even if the server sent none or duplicates."""
-    seen: set[str] = set()
-    distinct = []
-    for call in calls:
-        call_id = call.id if call.id and call.id not in seen else f"call_{uuid4().hex[:24]}"
-        seen.add(call_id)
-        distinct.append(ToolCall(id=call_id, name=call.name, arguments=call.arguments))
-    return distinct
-
-
 def _words(reply: Reply) -> list[Entry]:
     thought = _thought(reply)
     if not reply.text:
@@ -684,10 +678,6 @@ def _thought(reply: Reply) -> list[Entry]:
         return [Entry.thinking(reply.thinking)] if reply.thinking else []
     metadata = {REASONING: {"vendor": own.vendor, "blocks": own.blocks}}
     return [Entry.thinking(reply.thinking, metadata=metadata)]
-
-
-def _call_entries(calls: Sequence[ToolCall]) -> list[Entry]:
-    return [Entry.tool_call(call.name, decoded(call.arguments), call_id=call.id) for call in calls]
 
 
 def _empty_because(finish_reason: str) -> str:

@@ -225,6 +225,7 @@ PARTS = {
     "docs/chat-commands.md": {"commands": the_chat_commands},
     "docs/examples.md": {"examples": the_examples},
     "docs/embedding.md": {"bot": partial(the_example, "bot.py")},
+    "docs/tools.md": {"module": partial(the_example, "shop_tools.py")},
     "docs/platforms/index.md": {
         "platforms": the_platforms,
         "speech": partial(the_example, "speech.py"),

@@ -124,7 +124,7 @@ def test_as_json_it_is_one_object_with_the_same_checks(checked, tmp_path, capsys
     assert told["next"] in said
     marks = {True: "ok   ", False: "WRONG"}
     shown = [f"{marks[check['is_well']]}  {check['what']}: " for check in told["checks"]]
-    assert [line in said for line in shown] == [True] * 7
+    assert [line in said for line in shown] == [True] * 8
 
 
 def test_settings_that_are_wrong_are_told_as_json_too(checked, tmp_path, capsys):

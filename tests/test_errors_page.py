@@ -28,6 +28,11 @@ MORE = {
     "neither true nor false": '[channels.web]\nenabled = "x"',
     "half an address": '[providers.groq]\nbase_url = "localhost"',
     "half a function": '[channels]\ntranscribe = "words"',
+    "own tools": "[tools.functions]\n"
+    + "".join(f'{name} = "mine:{name}"\n' for name in ("unhinted", "number", "clock"))
+    + 'broken = "broken:it"\nopen = "open:it"\n',
+    "no tool's name": '[tools.functions]\n"two words" = "mine:it"',
+    "no tool matches": '[agents.cook]\ntools = ["x__*"]',
     "a table that lacks something": 'model = "parrot:grey"\n[providers.parrot]',
     "a library that is missing": '[channels.matrix]\ntoken = "a"\nuser = "@a:b"\n'
     'homeserver = "http://127.0.0.1:9"',
@@ -117,6 +122,13 @@ def prepare(folder, case):
     if case == "a link for a token":
         data.mkdir(parents=True)
         (data / "web-token").symlink_to(folder / "elsewhere")
+    if case == "own tools":
+        (data / "tools").mkdir(parents=True)
+        data.chmod(0o755)
+        (data / "tools" / "mine.py").write_text("number = 5\ndef unhinted(city): ...\n")
+        (data / "tools" / "broken.py").write_text("1 / 0\n")
+        (data / "tools" / "open.py").touch()
+        (data / "tools" / "open.py").chmod(0o666)
     if case == "somebody's link":
         (folder / "agents").mkdir()
         (folder / "agents" / "cook.md").symlink_to(ROOT / "README.md")

@@ -358,6 +358,35 @@ def test_a_tool_that_nobody_has_is_told_with_those_that_are_installed(install, l
         make_agents(load("[agents.cook]\ntools = ['wether']"))
 
 
+ODD = """
+from nanoloop import tool
+from nanoloop.plugins import Plugin
+
+def positional(city, /):
+    return city
+
+PLUGIN = Plugin(name="odd", settings=None, make=lambda own: WHAT)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("positional", ":1: the tool 'odd' can't be used: positional can't be a tool: 'city'"),
+        ("5", ":1: the tool 'odd' can't be used: "),
+        (
+            'tool(name="clock")(lambda: 1)',
+            "the tools of agent 'assistant' can't be used: two tools",
+        ),
+    ],
+)
+def test_a_packages_tool_that_can_not_be_used_is_refused(install, load, what, told):
+    install(ODD.replace("WHAT", what), "tools", "odd")
+    with pytest.raises(SettingsError) as refused:
+        make_agents(load("[tools.odd]"))
+    assert told in str(refused.value)
+
+
 SHELF = """
 from nanoloop import InMemoryStore
 from nanoloop.plugins import Plugin

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from nanoloop.errors import BadArguments, ToolError
 from nanoloop.protocols import ToolCall, ToolSpec
 from nanoloop.tools.function import tool
-from nanoloop.tools.toolbox import Toolbox, as_text, clipped, decoded
+from nanoloop.tools.results import clipped
+from nanoloop.tools.toolbox import Toolbox, as_text, decoded
 
 
 def call(name="echo", arguments="{}", call_id="c1"):

@@ -2,7 +2,8 @@
 
 Each command but `version` is a module in this package, imported when it is used. Its
 `add_arguments(parser)` declares the arguments and its `run(args) -> int` runs the command. A
-command with actions (`add_actions`) has a function for each action instead of `run`.
+command with actions (`add_actions`) has a function for each action instead of `run`, or beside it
+if an action is optional.
 """
 
 from __future__ import annotations
@@ -192,6 +193,14 @@ COMMANDS = {
         ("nanoloop demo",),
         flags=("--data",),
     ),
+    "tools": CommandHelp(
+        "list the tools that each agent may call, or try one",
+        (
+            "nanoloop tools",
+            "nanoloop tools --json",
+            'nanoloop tools call clock \'{"zone": "Europe/Berlin"}\'',
+        ),
+    ),
     "debug-report": CommandHelp(
         "write everything stored about a conversation to one file, without secrets",
         ("nanoloop debug-report telegram:42", "nanoloop debug-report work --output work.json"),
@@ -362,10 +371,15 @@ Act = Callable[[argparse.Namespace, "Settings"], "int | Coroutine[Any, Any, int 
 
 
 def add_actions(
-    parser: argparse.ArgumentParser,
+    parser: argparse.ArgumentParser, *, is_needed: bool = True
 ) -> Callable[[str, str, Act], argparse.ArgumentParser]:
-    """Let a command have actions; call the result with each action's name, summary and function."""
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
+    """Let a command have actions; call the result with each action's name, summary and function.
+
+    If an action is optional, the command's `run` is called without one.
+    """
+    actions = parser.add_subparsers(
+        dest="action", metavar="ACTION", required=is_needed, title="actions"
+    )
     common = _Parser(add_help=False)
     for flag in FLAGS.keys() & parser._option_string_actions.keys():  # noqa: SLF001 - argparse has no other way
         # Accepted after the action too; if omitted there, the value from before the action is used.

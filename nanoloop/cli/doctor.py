@@ -40,12 +40,19 @@ from nanoloop.errors import (
 from nanoloop.files import connection_limit, make_folder, raise_open_files, refusal
 from nanoloop.images import is_pillow_here
 from nanoloop.models.catalogue import PREFIX, file_of, find, is_local
-from nanoloop.parts import make_attachments, make_installation, make_models, make_transcriber
+from nanoloop.parts import (
+    make_agents,
+    make_attachments,
+    make_installation,
+    make_models,
+    make_transcriber,
+    recall_alone,
+)
 from nanoloop.protocols import LOGINS, Channel, Provider, Store
 from nanoloop.providers.local.child import free_bytes
 from nanoloop.settings import Settings
 from nanoloop.settings.channels import PlatformSettings
-from nanoloop.settings.vendors import lacking, models_of
+from nanoloop.settings.vendors import lacking, models_of, suited
 from nanoloop.stores.place import default_url, path_of, shown
 from nanoloop.stores.sealing import Sealing
 from nanoloop.telemetry import Telemetry
@@ -168,6 +175,7 @@ async def _parts(
 ) -> AsyncIterator[Check]:
     for found in await _models(settings, whole.app, is_served=bool(processes)):
         yield found
+    yield _tools(settings)
     yield await _store(settings)
     yield _disk(settings)
     yield _memory()
@@ -289,6 +297,16 @@ async def _answer(asked: ModelToAsk, provider: Provider) -> str:
 
 def _hear_no_text(_: str) -> None:
     """Ignore the pieces, because the complete answer is enough."""
+
+
+def _tools(settings: Settings) -> Check:
+    """Whether each agent's tools can be made, even where no model is set up yet."""
+    try:
+        agents = make_agents(suited(settings), recall_alone(settings))
+    except NanoloopError as error:
+        return _wrong("tools", error)
+    counts = (f"{len(agent.toolbox.specs)} for {name}" for name, agent in agents.items())
+    return Check("tools", is_well=True, says=", ".join(counts))
 
 
 # This machine

@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 from anyio.to_thread import run_sync
 
+from nanoloop.agents import Agents
 from nanoloop.channels.kit.channel import PlatformChannel, wanted
 from nanoloop.cli.config import values
 from nanoloop.errors import SettingsError
@@ -24,6 +26,7 @@ from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.files import NAME
 from nanoloop.settings.trust import FILE as TRUSTED
 from nanoloop.settings.vendors import suited
+from nanoloop.tools.functions import files_run
 
 if TYPE_CHECKING:
     from nanoloop.app import App
@@ -32,7 +35,10 @@ LOOK_SECONDS = 1.0
 """How often the files are checked; a file that is still being written waits for the next check."""
 
 _RULES = "|".join(PlatformSettings.model_fields.keys() - {"enabled"})
-LIVE = re.compile(rf"prompt|log\.level|agents\..*|channels\.(?!web\.)\w+\.({_RULES})")
+_CODE = "tools.functions"
+LIVE = re.compile(
+    rf"prompt|log\.level|agents\..*|tools\.functions|channels\.(?!web\.)\w+\.({_RULES})"
+)
 """Matches the settings that can change at runtime."""
 
 _OF_MODELS = ("providers", "api_key", "base_url", "model", "summary_model", "summary")
@@ -40,6 +46,15 @@ _OF_MODELS = ("providers", "api_key", "base_url", "model", "summary_model", "sum
 
 
 Stamps = dict[Path, tuple[int, int, int]]
+
+
+class Fresh(NamedTuple):
+    """The reloaded settings and agents."""
+
+    settings: Settings
+    agents: Agents
+    has_new_code: bool
+    """Whether a module with the user's functions has changed."""
 
 
 class Reload:
@@ -59,6 +74,7 @@ class Reload:
         self._settings = settings
         self._values = dict(values(settings))
         self._applied = self._stamps()
+        self._reading = Lock()
 
     async def keep(self) -> None:
         """Reload the files whenever they have changed, until cancelled."""
@@ -67,7 +83,8 @@ class Reload:
             await anyio.sleep(LOOK_SECONDS)
             now = await run_sync(self._stamps)
             if now == before != self._applied:
-                self()
+                # In a thread: modules are run, which may take long.
+                self._apply(await run_sync(self._read, abandon_on_cancel=True))
             before = now
 
     def _stamps(self) -> Stamps:
@@ -76,7 +93,7 @@ class Reload:
         files = [*self._settings.files]
         if self._settings.own_file not in files[:1]:  # another file may take precedence later
             files = [Path(NAME), usual / NAME]
-        places = [*files, usual / TRUSTED]
+        places = [*files, usual / TRUSTED, *files_run()]
         found = {}
         for file in files:
             with suppress(OSError):
@@ -89,23 +106,39 @@ class Reload:
 
     def __call__(self) -> None:
         """Reload the files; if they contain a mistake, report it and change nothing."""
-        self._applied = self._stamps()  # first, so that later changes are noticed next time
-        try:
-            fresh = self._fresh()
-            agents = make_agents(suited(fresh), self._app.loop.recall)
-            check_models(fresh)
-            self._check_agents(fresh)
-        except SettingsError as error:
-            announce(SettingsRefused(reason=str(error)))
+        self._apply(self._read())
+
+    def _read(self) -> Fresh | SettingsError:
+        """Read the files and the modules of tools; returns the mistake if there is one."""
+        with self._reading:
+            before = self._applied
+            self._applied = self._stamps()  # first, so that later changes are noticed next time
+            changed = {file for file in files_run() if before.get(file) != self._applied.get(file)}
+            try:
+                fresh = self._fresh()
+                agents = make_agents(suited(fresh), self._app.loop.recall)
+                check_models(fresh)
+                self._check_agents(fresh)
+            except SettingsError as error:
+                return error
+            finally:
+                # Modules that were loaded just now must not be noticed next time.
+                self._applied = self._stamps() | self._applied
+            return Fresh(fresh, agents, bool(changed))
+
+    def _apply(self, read: Fresh | SettingsError) -> None:
+        if isinstance(read, SettingsError):
+            announce(SettingsRefused(reason=str(read)))
             return
-        self._app.loop.agents.renew(agents)
+        fresh = read.settings
+        self._app.loop.agents.renew(read.agents)
         self._app.telemetry.set_level(fresh.log.level)
         rules = dict(wanted(fresh))
         for channel in self._channels:
             own = rules.get(channel.name)
             if isinstance(channel, PlatformChannel) and isinstance(own, PlatformSettings):
                 channel.access.rules = own
-        self._tell(dict(values(fresh)))
+        self._tell(dict(values(fresh)), also=(_CODE,) if read.has_new_code else ())
 
     def _fresh(self) -> Settings:
         """Load the settings; raises `SettingsError` if a file is no longer trusted."""
@@ -122,12 +155,12 @@ class Reload:
         except SettingsError as error:
             raise SettingsError(f"{error}; if you have just set it, restart to apply it") from None
 
-    def _tell(self, fresh: dict[str, Any]) -> None:
+    def _tell(self, fresh: dict[str, Any], *, also: Iterable[str]) -> None:
         known = self._values
         changed = sorted(
             key for key in fresh.keys() | known.keys() if fresh.get(key) != known.get(key)
         )
-        applied = tuple(key for key in changed if LIVE.fullmatch(key))
+        applied = tuple(sorted({*also, *(key for key in changed if LIVE.fullmatch(key))}))
         waiting = tuple(key for key in changed if key not in applied)
         self._values = {**fresh, **{key: known.get(key) for key in waiting}}
         announce(SettingsReloaded(applied=applied, needs_restart=waiting))

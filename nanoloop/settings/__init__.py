@@ -104,6 +104,10 @@ class ToolSettings(PluginTables):
 
     timeout_seconds: Annotated[Seconds, HARMLESS] = defaults.TOOL_TIMEOUT_SECONDS
     """How long one tool call may take before it is stopped and the model is told."""
+    functions: dict[str, str] = Field(
+        default_factory=dict, examples=[{"weather": "mytools:weather"}]
+    )
+    """Your own functions as tools, by name; modules may be in the data folder's `tools`."""
 
 
 class ProviderSettings(Section):
@@ -283,7 +287,7 @@ class AgentSettings(Section):
     model: str | None = Field(default=None, min_length=1, examples=["gpt-5.4"])
     """The agent's model."""
     tools: Names | None = Field(default=None, examples=[["clock"]])
-    """The tools that the agent may call; by default, all of them."""
+    """Names and globs of the tools that the agent may call (`!` excludes); by default, all."""
     max_steps: Annotated[int, Field(ge=1), Unit("model calls")] | None = Field(
         default=None, examples=[20]
     )

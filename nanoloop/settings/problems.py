@@ -71,6 +71,7 @@ _OUT_OF_BOUNDS = {
     "less_than_equal": "more than {le}: lower it",
 }
 
+_TOOL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LESS_THAN = (("message_buffer_min", "message_buffer_limit"),)
 _AT_MOST = (("provider.first_token_timeout_seconds", "provider.call_timeout_seconds"),)
 
@@ -242,6 +243,7 @@ def conflicts(settings: Settings) -> list[Problem]:
         )
         found.append(Problem(text=text, keys=keys))
     found += [_no_agent(settings), *(_agent_window(settings, name) for name in settings.agents)]
+    found += [_no_function(*each) for each in settings.tools.functions.items()]
     return [problem for problem in found if problem]
 
 
@@ -253,6 +255,19 @@ def _no_agent(settings: Settings) -> Problem | None:
     key = "channels.terminal.agent"
     text = f"{key} is {shown(name)}, but there is no such agent: {advice}"
     return Problem(text=text, keys=(key,))
+
+
+def _no_function(name: str, function: str) -> Problem | None:
+    """Check a tool's name, and that of its function."""
+    key = f"tools.functions.{name}"
+    if not _TOOL.fullmatch(name):
+        text = f"{key} is not a tool's name: use up to 64 letters, digits, _ and -"
+        return Problem(text=text, keys=(key,))
+    try:
+        function_name(function)
+    except ValueError as wrong:
+        return Problem(text=f"{key} is {shown(function)}, {wrong}", keys=(key,))
+    return None
 
 
 def _agent_window(settings: Settings, name: str) -> Problem | None:

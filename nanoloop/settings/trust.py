@@ -26,8 +26,8 @@ _LONGEST = 200
 """How many characters of a name are shown."""
 _LONGEST_VALUE = 4_096
 """How many characters of a value are shown; no path or host is longer."""
-_FUNCTION = "channels.transcribe"
-"""The setting whose code may be in the file's folder."""
+_FUNCTIONS = ("channels.transcribe", "tools.functions")
+"""The settings whose code may be in the file's folder."""
 _PLAIN = re.compile(r"[\w.-]+", re.ASCII)
 
 
@@ -73,7 +73,7 @@ def _short(text: str, longest: int = _LONGEST) -> str:
 def _value(key: str, value: Any) -> str:
     text = _short(shown_as(key, value), _LONGEST_VALUE)
     note = " (its code may change later, without another question)"
-    return f"{text}{note if key == _FUNCTION else ''}"
+    return f"{text}{note if key in _FUNCTIONS else ''}"
 
 
 class Trust:

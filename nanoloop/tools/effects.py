@@ -1,22 +1,38 @@
-"""What the calls of one turn did, so that none is done twice."""
+"""What the calls of one turn did, so that none is done twice, even after a restart."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import anyio
+from anyio.abc import TaskGroup
 
 from nanoloop.events import ToolFinished, ToolNotRepeated, ToolStarted, announce
-from nanoloop.protocols import ToolCall
-from nanoloop.session.chat import decoded, result_text, results_by_call
+from nanoloop.protocols import ToolCall, ToolSpec
+from nanoloop.session.chat import decoded, open_calls, result_text, results_by_call
 from nanoloop.session.entry import Entry
-from nanoloop.tools.toolbox import Toolbox
+from nanoloop.session.session import Session
+from nanoloop.tools.call import CLAIM, CurrentCall, Outlet, Tell, asked_by, call_of, calling
+from nanoloop.tools.results import READ_RESULT, Results
+from nanoloop.tools.toolbox import Toolbox, ToolOutcome
+
+if TYPE_CHECKING:
+    from nanoloop.attachments import Attachments
 
 UNKNOWN = "unknown"
 """Metadata key for the result of an interrupted call, which may have taken effect."""
+AGAIN = "again"
+"""Metadata key for the result of a call that failed without being certain to have had no effect.
+
+It has the call's id and attempts, which an equal call continues: what was sent may still arrive.
+"""
+MOST_ATTEMPTS = 10
+"""How often an interrupted call is started at most: the call itself may end the process."""
 _DONE = (
     "Already done: the same call, with the same arguments, succeeded earlier in this turn and was "
     "not run again. Its result was:\n"
@@ -30,26 +46,82 @@ _NOT_KNOWN = (
 class Effects:
     """Runs the calls of a turn, and knows which of them must not run again."""
 
-    def __init__(self, toolbox: Toolbox) -> None:
+    def __init__(
+        self,
+        toolbox: Toolbox,
+        session: Session,
+        *,
+        files: Attachments | None = None,
+        tell: Tell | None = None,
+    ) -> None:
+        """`files` stores large results whole, and `tell` sends what tools say to the chat."""
         self._toolbox = toolbox
+        self._session = session
+        self._results = None if files is None else Results(files, session)
+        self._outlet = None if tell is None else Outlet(tell)
+        self._question: Entry | None = None
         self._first: dict[str, Entry] = {}
         """The results of such calls, by tool and arguments."""
         self._running: dict[str, anyio.Lock] = {}
+        self._unsure: dict[str, tuple[str, int]] = {}
+        """The `AGAIN` of such calls, by tool and arguments."""
 
-    def recall(self, entries: Sequence[Entry]) -> None:
-        """Note what the turn did before it was interrupted."""
+    @property
+    def offered(self) -> Sequence[ToolSpec]:
+        """The tools that are offered now in addition to the agent's."""
+        is_taken = any(spec.name == READ_RESULT for spec in self._toolbox.specs)
+        results = None if is_taken else self._results
+        return (results.spec,) if results is not None and results.is_offered else ()
+
+    def recall(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Note the turn's question and what was done for it; returns the calls to resume."""
+        self._question = next((entry for entry in entries if entry.role == "user"), None)
         for call, result in results_by_call(entries).items():
             said = entries[call].content
             self._note(str(said.get("tool")), said.get("parameters"), entries[result])
+            if isinstance(again := entries[result].metadata.get(AGAIN), list):
+                key = _key(str(said.get("tool")), said.get("parameters"))
+                self._unsure[key] = (str(again[0]), int(again[1]))
+        return [call for call in open_calls(entries) if self.is_resumed(self._session, call)]
 
-    async def run(self, call: ToolCall) -> Entry:
+    def is_resumed(self, session: Session, call: Entry) -> bool:
+        """Whether an interrupted call of this turn can be run again or settled."""
+        tool = str(call.content.get("tool"))
+        is_safe = self._is_resumable(tool) or (tool == READ_RESULT and bool(self.offered))
+        attempt = call_of(call, claims=session.claims).attempt
+        return is_safe and session.awaiting < call.seq and attempt <= MOST_ATTEMPTS
+
+    def _is_resumable(self, tool: str) -> bool:
+        return self._toolbox.runs_again(tool) or self._toolbox.settles(tool)
+
+    def asked(self, calls: Sequence[ToolCall]) -> list[Entry]:
+        """Return the entries for the calls of a step."""
+        claims = self._session.claims
+        return [
+            Entry.tool_call(
+                call.name,
+                decoded(call.arguments),
+                call_id=call.id,
+                metadata={CLAIM: claims} if claims else None,
+            )
+            for call in with_ids(calls)
+        ]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[TaskGroup]:
+        """Open a task group for the calls of a step, which may send texts to the chat."""
+        group = anyio.create_task_group() if self._outlet is None else self._outlet.open()
+        async with group as calls:
+            yield calls
+
+    async def run(self, call: Entry) -> Entry:
         """The result of this call; if the same call was made before, the result of that one."""
-        arguments = decoded(call.arguments)
-        async with self._alone(call.name, arguments):
-            if first := self._first.get(_key(call.name, arguments)):
-                return _not_repeated(call, first)
-            result = await self._result(call)
-            self._note(call.name, arguments, result)
+        tool, arguments = str(call.content.get("tool")), call.content.get("parameters")
+        async with self._alone(tool, arguments):
+            if first := self._first.get(_key(tool, arguments)):
+                return _not_repeated(call, tool, first)
+            result = await self._result(call, tool)
+            self._note(tool, arguments, result)
             return result
 
     def _alone(self, tool: str, arguments: Any) -> AbstractAsyncContextManager[Any]:
@@ -58,17 +130,48 @@ class Effects:
             return nullcontext()
         return self._running.setdefault(_key(tool, arguments), anyio.Lock())
 
-    async def _result(self, call: ToolCall) -> Entry:
-        which = {"tool": call.name, "call_id": call.id}
+    async def _result(self, call: Entry, tool: str) -> Entry:
+        which = {"tool": tool, "call_id": call.call_id or ""}
         announce(ToolStarted(**which))
-        outcome = await self._toolbox.run(call)
+        key = _key(tool, call.content.get("parameters"))
+        with calling(self._current(call, key)) as current:
+            outcome = await self._outcome(call, current)
         announce(ToolFinished(**which, success=outcome.success, seconds=round(outcome.seconds, 3)))
+        text, metadata = outcome.text, dict[str, Any]()
+        if outcome.whole and self._results is not None:
+            text, metadata = await self._results.keep(outcome, call=call.id)
+        if outcome.is_unsure and self._runs_once(tool) and self._is_resumable(tool):
+            self._unsure[key] = current.call, current.attempt
+            metadata = {AGAIN: [current.call, current.attempt]}
         return Entry.tool_result(
-            call.name,
-            outcome.text if outcome.success else None,
+            tool,
+            text if outcome.success else None,
             None if outcome.success else outcome.error,
-            call_id=call.id,
+            call_id=call.call_id,
+            metadata=metadata | ({UNKNOWN: True} if outcome.is_unknown else {}),
         )
+
+    def _current(self, call: Entry, key: str) -> CurrentCall:
+        current = call_of(call, claims=self._session.claims)
+        current = replace(current, session=self._session.id, outlet=self._outlet)
+        if before := self._unsure.get(key):
+            current = replace(current, call=before[0], attempt=before[1] + current.attempt)
+        return current if self._question is None else asked_by(current, self._question)
+
+    async def _outcome(self, call: Entry, current: CurrentCall) -> ToolOutcome:
+        asked = ToolCall(
+            id=call.call_id or call.id, name=current.tool, arguments=_as_written(current.arguments)
+        )
+        if asked.name == READ_RESULT and self._results is not None and self.offered:
+            return await Toolbox([self._results]).run(asked)
+        can_settle = self._toolbox.settles(asked.name)
+        if can_settle and call_of(call, claims=self._session.claims).attempt > 1:
+            return await self._toolbox.settle(asked, current.call)
+        outcome = await self._toolbox.run(asked)
+        if outcome.success or outcome.is_refused or not can_settle:
+            return outcome
+        # The reply may have been lost, so the call may still have taken effect.
+        return await self._toolbox.settle(asked, current.call)
 
     def _note(self, tool: str, arguments: Any, result: Entry) -> None:
         """Note this result, unless the call failed and may be tried again."""
@@ -80,11 +183,42 @@ class Effects:
         return self._toolbox.writes(tool) and not self._toolbox.is_repeatable(tool)
 
 
-def _not_repeated(call: ToolCall, first: Entry) -> Entry:
-    announce(ToolNotRepeated(tool=call.name, call_id=call.id))
+def with_ids(calls: Sequence[ToolCall]) -> list[ToolCall]:
+    """Return the calls with distinct ids, even if the server gave none or duplicates."""
+    seen: set[str] = set()
+    distinct = []
+    for call in calls:
+        call_id = call.id if call.id and call.id not in seen else f"call_{uuid4().hex[:24]}"
+        seen.add(call_id)
+        distinct.append(ToolCall(id=call_id, name=call.name, arguments=call.arguments))
+    return distinct
+
+
+def close_calls(
+    session: Session, why: str, *, since: int = 0, but: Callable[[Entry], bool] | None = None
+) -> None:
+    """Record, for each call from `since` on without a result, why it has none.
+
+    Those that `but` accepts stay open.
+    """
+    for call in open_calls([e for e in session.window if e.seq >= since]):
+        if but is None or not but(call):
+            name, unknown = call.content.get("tool", ""), {UNKNOWN: True}
+            session.add_entry(
+                Entry.tool_result(name, None, why, call_id=call.call_id, metadata=unknown)
+            )
+
+
+def _as_written(arguments: Any) -> str:
+    """Return the arguments as JSON; invalid ones were kept as text."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def _not_repeated(call: Entry, tool: str, first: Entry) -> Entry:
+    announce(ToolNotRepeated(tool=tool, call_id=call.call_id or ""))
     if first.metadata.get(UNKNOWN):
-        return Entry.tool_result(call.name, None, _NOT_KNOWN, call_id=call.id)
-    return Entry.tool_result(call.name, _DONE + result_text(first), call_id=call.id)
+        return Entry.tool_result(tool, None, _NOT_KNOWN, call_id=call.call_id)
+    return Entry.tool_result(tool, _DONE + result_text(first), call_id=call.call_id)
 
 
 def _key(tool: str, arguments: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial, update_wrapper
 from typing import (
@@ -21,7 +22,7 @@ from typing import (
 )
 
 from nanoloop.errors import BadArguments
-from nanoloop.protocols import Effect, ToolSpec
+from nanoloop.protocols import Effect, Settle, ToolSpec
 from nanoloop.tools.threads import Threads
 from nanoloop.words import did_you_mean
 
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""Matches the valid names of tools."""
 
 
 class FunctionTool(Generic[P, R]):
@@ -51,6 +53,8 @@ class FunctionTool(Generic[P, R]):
         threads: int = 16,
         effect: Effect = "writes",
         repeatable: bool = False,
+        idempotent: bool = False,
+        settle: Settle | None = None,
     ) -> None:
         update_wrapper(self, function)
         self.function = function
@@ -61,6 +65,11 @@ class FunctionTool(Generic[P, R]):
         """Whether a call changes anything; one that does runs once per turn."""
         self.repeatable = repeatable
         """Whether equal calls are all run, such as rolls of a die."""
+        _check_after_a_kill(effect, idempotent=idempotent, settle=settle)
+        self.idempotent = idempotent
+        """Whether a call that a kill interrupts runs again, with the same id."""
+        self.settle = None if settle is None else partial(self._settled, settle)
+        """Returns the result of the call with this id, or None if it had no effect."""
         self._description = description
         self._threads = Threads(threads)
 
@@ -90,8 +99,27 @@ class FunctionTool(Generic[P, R]):
     async def call(self, arguments: Mapping[str, Any]) -> Any:
         """Check the arguments and run; raises `BadArguments`, and what the function raises."""
         work: partial[Any] = partial(self.function, **self._arguments.checked(arguments))
-        result = work() if _is_async(self.function) else await self._threads.run(work)
+        return await self._done(self.function, work)
+
+    async def _settled(self, settle: Settle, call: str) -> Any:
+        return await self._done(settle, partial(settle, call))
+
+    async def _done(self, function: Callable[..., Any], work: partial[Any]) -> Any:
+        result = work() if _is_async(function) else await self._threads.run(work)
         return await result if inspect.isawaitable(result) else result
+
+    def named(self, name: str) -> FunctionTool[P, R]:
+        """Return the same tool with another name."""
+        other = copy(self)
+        other.name = _checked_name(name)
+        other.__dict__.pop("spec", None)
+        return other
+
+    @property
+    def unhinted(self) -> list[str]:
+        """The arguments that have no type hint."""
+        parameters = _parameters(self.function)
+        return [name for name, one in parameters.items() if one.annotation is one.empty]
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
@@ -109,8 +137,16 @@ def _checked_effect(effect: Effect) -> Effect:
     return effect
 
 
+def _check_after_a_kill(effect: Effect, *, idempotent: bool, settle: Settle | None) -> None:
+    if effect == "reads" and (idempotent or settle is not None):
+        given = "idempotent" if idempotent else "settle"
+        raise ValueError(f"a tool that only reads runs again after a kill: leave out {given}")
+    if idempotent and settle is not None:
+        raise ValueError("a tool is idempotent or has settle, not both: leave out one of them")
+
+
 def _checked_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} is not a valid tool name: use up to 64 letters, digits, _ and -, "
             'for example @tool(name="look_up")'
@@ -131,11 +167,20 @@ def tool(
     threads: int = 16,
     effect: Effect = "writes",
     repeatable: bool = False,
+    idempotent: bool = False,
+    settle: Settle | None = None,
 ) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 
 
 def tool(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
-    """Turn a typed function, sync or async, into a tool; its docstring is what the model reads."""
+    """Turn a typed function, sync or async, into a tool; its docstring is what the model reads.
+
+    `effect` is "reads" or "writes". After a kill during a call, a tool that reads runs again. So
+    does one that writes if it is `idempotent`, with the same `current_call().call` as before. If a
+    tool has `settle(call)`, sync or async, that is called with this id instead. It returns the
+    result if the call took effect, None if it didn't, and raises if it can't tell. Otherwise the
+    model is told that it is unknown. The same call of a `repeatable` tool may run several times.
+    """
     if function is None:
         return partial(FunctionTool, **options)
     return FunctionTool(function, **options)

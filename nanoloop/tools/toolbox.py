@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from inspect import isasyncgen, isawaitable, isgenerator
 from time import perf_counter
 from typing import Any, NoReturn
 
 import anyio
 
 from nanoloop import defaults
-from nanoloop.errors import BadArguments, ToolError, ToolTimeout, UnknownTool
-from nanoloop.protocols import Tool, ToolCall, ToolSpec, effect_of, is_repeatable
+from nanoloop.errors import BadArguments, CallHadNoEffect, ToolError, ToolTimeout, UnknownTool
+from nanoloop.protocols import (
+    Tool,
+    ToolCall,
+    ToolSpec,
+    effect_of,
+    is_repeatable,
+    runs_again,
+    settle_of,
+)
 from nanoloop.session.chat import MOST_PARTS
 from nanoloop.session.session import Session
 from nanoloop.tools.function import tool as as_tool
+from nanoloop.tools.results import clipped
 from nanoloop.words import nearest
 
 here: ContextVar[Session] = ContextVar("session of the turn that is going on")
@@ -25,6 +36,41 @@ here: ContextVar[Session] = ContextVar("session of the turn that is going on")
 
 _NEAR = 20
 """Characters shown on each side of the place where JSON breaks off."""
+MOST_WHOLE = 10_000_000
+"""How many characters of a large result are stored."""
+NOT_DONE = (
+    "interrupted before it took effect: nothing was done, and the same call may be made again"
+)
+NOT_SETTLED = "interrupted, and it could not be found out whether it took effect"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSource:
+    """Tools of one origin, by name; agents choose from all sources."""
+
+    name: str
+    """The name of the origin in the list of tools."""
+    tools: Mapping[str, Tool]
+
+
+def chosen(wanted: Sequence[str], names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the names that an agent's list chooses, and the entries that match nothing.
+
+    From first to last, an entry adds what it matches, and an entry with `!` removes what it
+    matches. A list that starts with an exclusion starts with all names.
+    """
+    picked = dict.fromkeys(names if wanted and wanted[0].startswith("!") else ())
+    lost = []
+    for entry in wanted:
+        glob = entry.removeprefix("!")
+        found = [name for name in names if fnmatchcase(name, glob)]
+        lost += [] if found else [entry]
+        for name in found:
+            if entry.startswith("!"):
+                picked.pop(name, None)
+            else:
+                picked.setdefault(name)
+    return list(picked), lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +86,16 @@ class ToolOutcome:
     seconds: float = 0.0
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """The arguments, decoded; empty if they could not be."""
+    whole: str = ""
+    """The whole result, if the model sees only its head and tail."""
+    chars: int = 0
+    """How many characters of the result the model sees at most."""
+    is_refused: bool = False
+    """Whether nothing was done for certain: the tool or the check of its arguments refused."""
+    is_unsure: bool = False
+    """Whether it failed and what it sent may still take effect, though nothing was found so far."""
+    is_unknown: bool = False
+    """Whether the call was interrupted and even its tool can't tell whether it took effect."""
 
 
 class Toolbox:
@@ -58,6 +114,11 @@ class Toolbox:
         self.specs: tuple[ToolSpec, ...] = tuple(spec for spec, _ in self._tools.values())
         """The specs that the model gets, in the order given."""
 
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """The tools by name, in the order of `specs`."""
+        return {name: tool for name, (_, tool) in self._tools.items()}
+
     def writes(self, name: str) -> bool:
         """Whether a call of that tool may change something."""
         return name in self._tools and effect_of(self._tools[name][1]) == "writes"
@@ -66,23 +127,42 @@ class Toolbox:
         """Whether equal calls of that tool should each run."""
         return name in self._tools and is_repeatable(self._tools[name][1])
 
+    def runs_again(self, name: str) -> bool:
+        """Whether it is safe to run an interrupted call of that tool again."""
+        return name in self._tools and runs_again(self._tools[name][1])
+
+    def settles(self, name: str) -> bool:
+        """Whether that tool can find out whether an interrupted call took effect."""
+        return name in self._tools and settle_of(self._tools[name][1]) is not None
+
+    async def settle(self, call: ToolCall, call_id: str) -> ToolOutcome:
+        """Find out whether a call with our own id took effect, without running it.
+
+        The outcome is `is_refused` if nothing was done.
+        """
+        return await self._outcome(_Run(call=call, settles=call_id, error=NOT_SETTLED))
+
     async def run(self, call: ToolCall) -> ToolOutcome:
         """Run one call; a failure is an outcome and never an exception."""
-        run = _Run(call=call)
+        return await self._outcome(_Run(call=call))
+
+    async def _outcome(self, run: _Run) -> ToolOutcome:
         # In a task of its own: a tool that cancels itself cancels neither turn nor neighbours.
         async with anyio.create_task_group() as alone:
-            alone.start_soon(self._into, run, name=f"tool {call.name}")
+            alone.start_soon(self._into, run, name=f"tool {run.call.name}")
         return run.outcome(self._result_chars)
 
     async def _into(self, run: _Run) -> None:
         try:
             tool = self._found(run.call.name)
-            run.parameters = decoded(run.call.arguments)
-            run.text = as_text(await self._in_time(tool, run))
+            if not run.settles:
+                run.parameters = decoded(run.call.arguments)
+            run.text = as_text(_checked(await self._in_time(tool, run), run))
             run.error = None
-        # One tool's bug is text for the model; `sys.exit` in a tool must not end the daemon.
-        except (Exception, SystemExit) as error:  # noqa: BLE001
-            run.error = told(error)
+        # A tool's bug is text for the model: neither `sys.exit` nor a group of errors with a
+        # cancellation in it may end the turn.
+        except (Exception, SystemExit, BaseExceptionGroup) as error:  # noqa: BLE001
+            run.fail(error)
         finally:
             run.seconds = perf_counter() - run.started
 
@@ -99,7 +179,11 @@ class Toolbox:
         own = getattr(tool, "timeout_seconds", None)
         seconds = self._timeout_seconds if own is None else own
         with anyio.move_on_after(seconds) as limit:
-            return await tool.call(run.parameters)
+            settle = settle_of(tool) if run.settles else None
+            if settle is None:
+                return await tool.call(run.parameters)
+            found = settle(run.settles)
+            return await found if isawaitable(found) else found
         if limit.cancelled_caught:
             raise ToolTimeout(f"{run.call.name} took longer than {seconds:g} s and was stopped")
         return None  # never reached; the scope only swallows its own cancellation
@@ -113,19 +197,36 @@ class _Run:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
     error: str | None = "the tool was interrupted and returned no result"
+    is_refused: bool = False
+    settles: str = ""
+    """Our id of the call, if it is only settled and not run."""
     started: float = field(default_factory=perf_counter)
     seconds: float = 0.0
+
+    def fail(self, error: BaseException) -> None:
+        self.error = told(error)
+        if self.settles:
+            self.is_refused = isinstance(error, CallHadNoEffect)
+            self.error = self.error if self.is_refused else f"{NOT_SETTLED}: {self.error}"
+        else:
+            self.is_refused = isinstance(error, ToolError) and not isinstance(error, ToolTimeout)
 
     def outcome(self, chars: int) -> ToolOutcome:
         error = clipped(_sendable(self.error or "an error without a text"), chars)
         success = self.error is None
+        self.text = _sendable(self.text)
         return ToolOutcome(
             call=self.call,
             success=success,
-            text=clipped(_sendable(self.text), chars) if success else error,
+            text=clipped(self.text, chars) if success else error,
             error="" if success else error,
             seconds=self.seconds,
             parameters=self.parameters,
+            whole=self.text[:MOST_WHOLE] if success and len(self.text) > chars else "",
+            chars=chars,
+            is_refused=self.is_refused,
+            is_unsure=not success and (bool(self.settles) or not self.is_refused),
+            is_unknown=bool(self.settles) and not success and not self.is_refused,
         )
 
 
@@ -180,6 +281,14 @@ def _finite(text: str) -> float:
     return float(text) if math.isfinite(float(text)) else _no_number(text)
 
 
+def _checked(result: Any, run: _Run) -> Any:
+    if run.settles and result is None:
+        raise CallHadNoEffect(NOT_DONE)
+    if isgenerator(result) or isasyncgen(result):  # it may have no end
+        raise ToolError("the tool returned a generator, which is no result: have it return a list")
+    return result
+
+
 def as_text(result: Any) -> str:
     """A result as the model reads it: text as it is, anything else as JSON."""
     if isinstance(result, str):
@@ -203,20 +312,10 @@ def told(error: BaseException) -> str:
         error = error.exceptions[0]
     if isinstance(error, ToolError):
         return str(error)
-    return f"{type(error).__name__}: {error}".removesuffix(": ")
-
-
-def clipped(text: str, chars: int) -> str:
-    """The head and the tail of a text that is too long, and how much is left out in between."""
-    left_out = len(text) - chars
-    if left_out <= 0:
-        return text
-    tail = chars // 4
-    return (
-        f"{text[: chars - tail]}\n"
-        f"[{left_out} of {len(text)} characters are left out here]\n"
-        f"{text[len(text) - tail :]}"
-    )
+    try:
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
+    except Exception:  # noqa: BLE001 - it can't even say what it is
+        return type(error).__name__
 
 
 def _sendable(text: str) -> str:

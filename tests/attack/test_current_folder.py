@@ -18,7 +18,7 @@ from nanoloop.cli import Exit, main
 from nanoloop.cli.reload import Reload
 from nanoloop.errors import SettingsError
 from nanoloop.models import download
-from nanoloop.parts import make_transcriber
+from nanoloop.parts import make_agents, make_transcriber
 from nanoloop.settings import Settings
 from nanoloop.settings.keys import is_harmless, known_settings, setting, without_harm
 from nanoloop.settings.sources import EVERYWHERE
@@ -498,3 +498,25 @@ async def test_uv_is_started_where_nobody_else_can_have_left_settings_for_it(fol
     (folder.parent / "models").mkdir()
     await download._download("x", Path("../models"), lambda _: None)
     assert (folder.parent / "models" / "where").read_text() == str(folder.parent / "models")
+
+
+async def test_functions_of_a_file_that_is_not_trusted_are_not_run(folder, tmp_path):
+    (folder / "mytools.py").write_text("raise SystemExit('run')\n")
+    text = '[tools.functions]\nsay = "mytools:say"\n[agents.cook]\ntools = ["say"]\n'
+    settings = loaded(folder, text)
+    assert settings.tools.functions == {}
+    assert settings.left_out.said == {
+        "tools.functions": {"say": "mytools:say"},
+        "agents.cook.tools": ["say"],
+    }
+    assert any("its code may change later" in line for line in settings.left_out.lines)
+    assert "say" not in make_agents(settings).default.toolbox.tools
+
+
+async def test_a_module_in_the_current_folder_is_no_module_of_a_file_elsewhere(folder, tmp_path):
+    (folder / "mytools.py").write_text("raise SystemExit('run')\n")
+    config = tmp_path / "n.toml"
+    config.write_text('[tools.functions]\nsay = "mytools:say"\n')
+    settings = Settings.load(config=config, env={"HOME": str(tmp_path)}, cwd=folder)
+    with pytest.raises(SettingsError, match="there is no module mytools"):
+        make_agents(settings)
