@@ -37,7 +37,7 @@ from nanoloop.providers.models import Models
 from nanoloop.settings import Settings
 from nanoloop.settings.vendors import suited
 from nanoloop.stores.installation import Installation
-from nanoloop.stores.store import sweep
+from nanoloop.stores.sweep import sweep
 from nanoloop.telemetry import Telemetry
 
 

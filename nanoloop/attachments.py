@@ -53,6 +53,7 @@ from nanoloop.files import (
 from nanoloop.images import TYPES, checked
 from nanoloop.session.entry import Entry, files_in
 from nanoloop.session.session import Session
+from nanoloop.session.speech import ErasedWords, Person, sender_in
 
 if TYPE_CHECKING:
     from nanoloop.stores.sealed_files import FolderSealing
@@ -278,6 +279,8 @@ class Attachments:
     def _clear(self, attachment_id: str) -> None:
         # Marked first: what a kill leaves of it is swept. What is known of it goes before the rest.
         self._mark(attachment_id, is_over=True)
+        if self._sealing is not None:
+            self._sealing.destroy(attachment_id)
         for suffix in (".json.new", ".json", ".data", UNSURE):
             (self.folder / f"{attachment_id}{suffix}").unlink(missing_ok=True)
 
@@ -457,6 +460,14 @@ class Forgetting:
         gone = await self._files_of(session.id, seqs)
         await self._doubt(gone)
         await self._store.erase(session, seqs)
+        await self._let_go(session.id, gone)
+
+    async def erase_words(self, session: Session, person: Person, words: ErasedWords) -> None:
+        """Erase as the store does, then the files that only this person's messages referred to."""
+        own = (e for e in words.waiting if sender_in(e.metadata) == person)
+        gone = set().union(*map(files_in, (*words.gone.values(), *own)))
+        await self._doubt(gone)
+        await self._store.erase_words(session, person, words)
         await self._let_go(session.id, gone)
 
     async def delete(self, session_id: str) -> None:

@@ -19,7 +19,7 @@ from nanoloop.messages import Inbound, Outbound
 from nanoloop.protocols import Bus, OnText, Provider, Store
 from nanoloop.sentences import Sentences
 from nanoloop.session.queue import is_command_text
-from nanoloop.stores.store import sweep
+from nanoloop.stores.sweep import sweep
 from nanoloop.words import did_you_mean
 
 T = TypeVar("T")

@@ -469,6 +469,10 @@ class Arrivals:
                 )
                 if message.again:
                     await self._sessions.ready_to_undo(session)
+                left = self._sessions.without_erased(session, entry, message)
+                if left is None:
+                    return Arrival(session=session, outcome="repeated")
+                entry = left
                 act = partial(self._take_in, message=message, entry=entry, is_known=is_known)
                 arrival = await self._arrived(session, message, entry, act)
                 if arrival is not None:

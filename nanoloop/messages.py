@@ -55,6 +55,8 @@ class Quote:
     """Quoted or forwarded by the sender, or said earlier in the same chat."""
     files: tuple[str, ...] = ()
     """The kinds of files that were attached to the quote; the files are not stored."""
+    time: datetime | None = None
+    """When it was said, if that is known and isn't when the message was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

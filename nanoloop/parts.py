@@ -44,7 +44,7 @@ from nanoloop.settings.vendors import (
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.installation import Installation
 from nanoloop.stores.opening import Opening
-from nanoloop.stores.place import default_url
+from nanoloop.stores.place import default_url, path_of
 from nanoloop.stores.place import shown as shown_place
 from nanoloop.stores.sealed_files import FolderSealing
 from nanoloop.tools.function import tool as as_tool
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 
 
 INPUT_HISTORY = "input_history"
+KEYS_FILE = Path("secret-keys", "store.keys")
+"""The keys file within the data folder: in a folder that backups can leave out."""
 ATTACHMENTS = "attachments"
 """The folder for uploaded files inside the data folder."""
 
@@ -75,7 +77,7 @@ def open_store(settings: Settings, *, url: str | None = None, read_only: bool = 
     opening = Opening(
         data=settings.data,
         durability=settings.store.durability,
-        seal=make_seal(settings),
+        seal=make_seal(settings, url=url),
         timeout_seconds=settings.store.timeout_seconds,
         read_only=read_only,
     )
@@ -91,13 +93,28 @@ def make_installation(settings: Settings) -> Installation | None:
     return Installation(settings.data / "installation.json", place=place)
 
 
-def make_seal(settings: Settings) -> Seal | None:
-    """Return the encryption for the store, or None without a key in the settings."""
+def make_seal(settings: Settings, *, url: str | None = None) -> Seal | None:
+    """What encrypts the store, or the one at another URL, if these settings have a key."""
     if settings.store.encryption_key is None:
         return None
     from nanoloop.stores.encryption import KeySeal  # noqa: PLC0415 - a separate extra
 
-    return KeySeal(settings.store.encryption_key.get_secret_value())
+    key = settings.store.encryption_key.get_secret_value()
+    return KeySeal(key, keys_file=keys_file(settings, url=url))
+
+
+def keys_file(settings: Settings, *, url: str | None = None) -> Path | None:
+    """Where the keys of conversations, people and uploads are; None if they have none.
+
+    A database on a server may be used by several machines, whose data folders nobody keeps: it has
+    such keys only if the settings say where.
+    """
+    if settings.store.keys_file is not None:
+        return settings.data / settings.store.keys_file
+    place = url or settings.store.url or default_url(settings.data)
+    if path_of(place, settings.data) is None and place != "memory:":
+        return None
+    return settings.data / KEYS_FILE
 
 
 def make_folder_sealing(settings: Settings) -> FolderSealing:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
+from itertools import zip_longest
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
@@ -29,11 +30,22 @@ from nanoloop.errors import (
     StoreError,
 )
 from nanoloop.events import SessionReset, SessionStarted, announce
+from nanoloop.messages import Inbound
 from nanoloop.protocols import ARCHIVED, SessionInfo, Store
 from nanoloop.session.entry import MESSAGE, Entry, files_in, rfc3339
 from nanoloop.session.head import id_for_key
 from nanoloop.session.queue import AGAIN, last_exchange, without
 from nanoloop.session.session import Session
+from nanoloop.session.speech import (
+    ErasedWords,
+    Person,
+    erased_quote,
+    names_in,
+    person_in,
+    sender_in,
+    stored_quotes,
+    with_quotes,
+)
 from nanoloop.writing import SessionWriter, erased
 
 if TYPE_CHECKING:
@@ -42,6 +54,8 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from nanoloop.attachments import Attachments
 
+UNSURE_SECONDS = 60
+"""By how much the clocks of a platform and of this machine may differ."""
 ENTRIES_READ = 500
 """How many entries of a history are read at a time."""
 
@@ -345,6 +359,57 @@ class Sessions:
             raise
         return session
 
+    async def erase_speaker(self, session_id: str, person: Person) -> ErasedWords:
+        """Erase for good what a person, by platform and id, said in this session.
+
+        That is in messages, quotes and what waits, with the answers to it, and all digests. Durable
+        when this returns; like after `erase`, call `finish_erasing` then.
+        """
+        session = await self.open(session_id)
+        try:
+            return await self.writer.erase_words(session, person)
+        except BaseException:  # as in `erase`
+            self.forget(session_id)
+            raise
+
+    async def speakers(self, session_id: str) -> dict[Person, str]:
+        """Everyone with an account who said something in a session, or was quoted: their names."""
+        session = await self.fresh(session_id)
+        found: dict[Person, str] = {}
+        after = 0
+        while entries := await self.store.entries(session_id, after=after, limit=ENTRIES_READ):
+            for entry in entries:
+                found |= names_in(entry)
+            after = entries[-1].seq
+        for entry in session.waiting:
+            found |= names_in(entry)
+        return found
+
+    def without_erased(self, session: Session, entry: Entry, message: Inbound) -> Entry | None:
+        """A message's entry without the words of people who were erased here since they said it.
+
+        None if its sender is one of them. A store that was restored may not know the message.
+        """
+        if (erased_at := getattr(self.store, "erased_at", None)) is None:
+            return entry
+
+        def is_erased(person: Person | None, said_at: datetime | None) -> bool:
+            moment = None if person is None else erased_at(session, person)
+            at = said_at or message.time
+            return moment is not None and at.timestamp() < moment - UNSURE_SECONDS
+
+        if is_erased(sender_in(entry.metadata), None):
+            return None
+        times = [quote.time for quote in message.quotes]
+        quotes = stored_quotes(entry.metadata)
+        left = [
+            erased_quote(quote) if is_erased(person_in(quote.get("by")), at) else quote
+            for quote, at in zip_longest(quotes, times[: len(quotes)])
+        ]
+        if left != quotes:
+            entry = replace(entry, metadata=with_quotes(entry.metadata, left))
+        return entry
+
     async def finish_erasing(self, session: Session) -> None:
         """Remove copies of a session's erased entries from the search index, if any may remain.
 
@@ -353,6 +418,8 @@ class Sessions:
         if not session.erasing:
             return
         upto = session.erasures
+        if (destroy_keys := getattr(self.store, "destroy_keys", None)) is not None:
+            await destroy_keys(session.id)
         if self._recall is not None:
             await self._recall.leave_out(session)
         await self.change(session, partial(erased, upto=upto))

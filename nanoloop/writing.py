@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
 from random import uniform
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
@@ -31,6 +31,7 @@ from nanoloop.errors import (
 from nanoloop.protocols import Store
 from nanoloop.session.queue import FOLLOWS, Stage, erased_name, message_id_of
 from nanoloop.session.session import Session
+from nanoloop.session.speech import ErasedWords, Person, people_in
 
 TRIES = 100
 """How many other writers in a row may be first before the write fails."""
@@ -201,6 +202,33 @@ class SessionWriter:
                 await self._renew(session)
         raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
 
+    async def erase_words(self, session: Session, person: Person) -> ErasedWords:
+        """Erase what a person said in this session for good; returns what that was.
+
+        What is said later is kept. Otherwise like `erase`; raises `NotPossible` for a store that
+        can't do it.
+        """
+        return await self._order.write(session.id, partial(self._erase_words, session, person))
+
+    async def _erase_words(self, session: Session, person: Person) -> ErasedWords:
+        if not hasattr(self.store, "words_of"):
+            raise NotPossible("this store can't erase what one person said: erase messages instead")
+        store: Any = self.store
+        for _ in range(TRIES):
+            words: ErasedWords = await store.words_of(session.id, person)
+            waiting = [entry for entry in session.waiting if person in people_in(entry)]
+            try:
+                names = await self._names_of(session, words.gone)
+                _owe_erasing(session, seqs=words.seqs, names=names, is_all=True)
+                session.erase_words(person, words)
+                words.waiting = waiting
+                await store.erase_words(session, person, words)
+            except (StoreConflict, AlreadyHeard):
+                await self._renew(session)
+            else:
+                return words
+        raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
+
     async def _names_of(self, session: Session, seqs: Collection[int]) -> list[str]:
         """Return the names that will mark these messages as erased, unless already stored."""
         between = {"after": min(seqs, default=1) - 1, "upto": max(seqs, default=0)}
@@ -239,15 +267,19 @@ def _chat_of(session: Session) -> str:
     return session.key or session.id
 
 
-def _owe_erasing(session: Session, *, seqs: Iterable[int], names: Iterable[str]) -> None:
+def _owe_erasing(
+    session: Session, *, seqs: Iterable[int], names: Iterable[str], is_all: bool = False
+) -> None:
     """Record that these entries must also be removed outside the store.
 
-    A late edit of such a message must not bring its text back either.
+    A late edit of such a message must not bring its text back either. With `is_all` the whole
+    session leaves a search index, and what is left of it is indexed again.
     """
     with session.lock:
         for name in names:
             session.hear(_chat_of(session), name)
-        session.erasures += 1
+        # An index that is behind by more than is noted drops all of the session.
+        session.erasures += len(session.erasing) + 2 if is_all else 1
         session.erasing = (*session.erasing, _ranges(seqs))
         session.touch()
 

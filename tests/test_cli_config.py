@@ -112,7 +112,9 @@ def test_the_example_with_every_line_taken_in_shows_each_setting(tmp_path):
     optional |= {"agents": {}, "providers": {}}
     optional["channels"] = Settings().channels  # its agent is an example
     calls = settings.provider.model_copy(update={"options": {}})
-    store = settings.store.model_copy(update={"url": None, "encryption_key": None})
+    store = settings.store.model_copy(
+        update={"url": None, "encryption_key": None, "keys_file": None}
+    )
     summary = settings.summary.model_copy(update={"fallback_model": None, "daily_tokens": None})
     tables = {"provider": calls, "store": store, "summary": summary, "local": Settings().local}
     tables["session"] = Settings().session

@@ -54,6 +54,7 @@ class Settings(BaseModel):
 
 PLUGIN = Plugin(name="parrot", settings=Settings, make=lambda own, model: None)
 """
+KEY = Fernet.generate_key().decode()
 HIDDEN = {"no cryptography": "cryptography", "a library that is missing": "nio"}
 """Libraries that are not there then."""
 
@@ -100,9 +101,15 @@ def told(tmp_path_factory):
             prepare(folder, case)
             found[case] = said_by(folder, case, text.replace("{port}", port))
     another = f'[store]\nencryption_key = "{Fernet.generate_key().decode()}"'
-    for case, text in (("no key", ""), ("another key", another)):
+    own = f'[store]\nencryption_key = "{KEY}"'
+    for case, text in (
+        ("no key", ""),
+        ("another key", another),
+        ("no keys file", own),
+        ("a keys file that was cut off", own),
+    ):
         folder = tmp_path_factory.mktemp("sealed")
-        prepare(folder, "sealed")
+        prepare(folder, "sealed" if text != own else case)
         found[case] = said_by(folder, "sealed", text, "sessions", "show", "s")
     return found
 
@@ -116,6 +123,14 @@ def prepare(folder, case):
         if case == "sealed":
             seal = KeySeal(Fernet.generate_key().decode())
             portal.call(keep, SqliteStore(data / "sessions.sqlite", seal=seal))
+        if "keys file" in case:
+            path = data / "secret-keys" / "store.keys"
+            store = SqliteStore(data / "sessions.sqlite", seal=KeySeal(KEY, keys_file=path))
+            portal.call(keep, store)
+            whole = path.read_bytes().splitlines(keepends=True)
+            path.unlink()
+            if "cut off" in case:
+                path.write_bytes(b"".join(whole[:-1]))
     if case == "an earlier version":
         (data / "sessions").mkdir(parents=True)
         earlier_version(data / "sessions").take()  # and holds it as long as these tests run

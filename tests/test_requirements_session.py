@@ -18,7 +18,7 @@ from nanoloop.channels.direct import DirectChannel
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.head import Identity
 from nanoloop.sessions import Sessions
-from nanoloop.stores.store import sweep
+from nanoloop.stores.sweep import sweep
 
 
 class Clock:

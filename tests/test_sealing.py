@@ -24,8 +24,8 @@ from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.layered import LayeredStore
 from nanoloop.stores.postgres import PostgresStore
 from nanoloop.stores.redis import RedisStore
+from nanoloop.stores.seal_record import RECORD
 from nanoloop.stores.sealed_files import FolderSealing
-from nanoloop.stores.sealing import RECORD
 from nanoloop.stores.sqlite import SqliteStore
 from nanoloop.stores.store import DatabaseStore
 from tests.test_stores import fresh_schema

@@ -20,7 +20,7 @@ from nanoloop.stores.layered import LayeredStore
 from nanoloop.stores.postgres import PostgresStore
 from nanoloop.stores.redis import RedisStore
 from nanoloop.stores.sqlite import SqliteStore
-from nanoloop.stores.store import sweep
+from nanoloop.stores.sweep import sweep
 from nanoloop.testing.stores import SetClock, StoreSuite
 from nanoloop.testing.stores.stage import everything_in, infos, said, say, texts
 

@@ -65,6 +65,7 @@ store, or are gone, find out why before you run `nanoloop store adopt`.
 - The conversations: `{store}`, and files next to it whose names begin with the same word.
 - `{attachments}`, `{data}/pairing.sqlite` and `{data}/channels/`.
 - The setting `store.encryption_key`, if there is one: nothing sealed can be read without it.
+- The keys file, `{data}/secret-keys/store.keys` or the setting `store.keys_file`: the same.
 
 Before you repair anything, stop the bot and copy the whole data folder. To remove a conversation,
 use `nanoloop sessions`, not the file system or SQL.

@@ -338,7 +338,7 @@ def _seal_of(store: Store) -> str:
     if sealing is None or sealing.seal is None:
         return ""
     if sealing.is_strict:
-        return ", encrypted"
+        return f", encrypted{'' if sealing.record is None else sealing.record.advice}"
     return "; data written without this key is not encrypted with it: run `nanoloop store seal`"
 
 

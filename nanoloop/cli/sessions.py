@@ -7,7 +7,7 @@ import sys
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -32,6 +32,7 @@ from nanoloop.session.entry import rfc3339
 from nanoloop.session.head import checked_id
 from nanoloop.session.imports import from_magent, from_nanobot
 from nanoloop.session.session import Session
+from nanoloop.session.speech import Person, people_in
 from nanoloop.sessions import Sessions, matching, mentions
 from nanoloop.settings import Settings
 
@@ -65,6 +66,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     _add_import(
         action("import", "import a file: an export, Magent's JSON or nanobot's JSONL", load)
     )
+    _add_forget(action("forget", "erase messages, or all that one person said, for good", forget))
     _add_prune(action("prune", "archive old conversations, or delete archived ones", prune))
 
 
@@ -151,14 +153,27 @@ def _add_changing(named: Callable[[str, str, Act], ArgumentParser]) -> None:
     named("archive", "archive a conversation: keep it, but list it only with --archived", archive)
     named("unarchive", "restore an archived conversation", archive)
     deleted = named("delete", "delete a conversation for good", delete)
-    erased = named(
-        "forget", "erase messages of a conversation for good, along with its summary", forget
+    _add_yes(deleted)
+
+
+def _add_forget(parser: ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the conversation, as above")
+    parser.add_argument(
+        "seqs",
+        metavar="SEQ",
+        nargs="?",
+        help="the message numbers, as shown by `show`: 12 or 12-15",
     )
-    erased.add_argument(
-        "seqs", metavar="SEQ", help="the message numbers, as shown by `show`: 12 or 12-15"
+    parser.add_argument(
+        "--speaker",
+        metavar="PLATFORM:ID",
+        help="instead of SEQ, erase all that this person said, such as telegram:42; an id that "
+        "nobody has lists everyone who spoke",
     )
-    for parser in (deleted, erased):
-        _add_yes(parser)
+    parser.add_argument(
+        "--everywhere", action="store_true", help="instead of NAME, with --speaker: everywhere"
+    )
+    _add_yes(parser)
 
 
 def _add_import(parser: ArgumentParser) -> None:
@@ -409,7 +424,11 @@ def delete(args: Namespace, settings: Settings) -> int:
 
 
 def forget(args: Namespace, settings: Settings) -> int:
-    """Erase some messages of a conversation for good."""
+    """Erase some messages of one conversation for good, or all that one person said."""
+    if args.speaker is not None or args.everywhere:
+        return _forget_speaker(args, settings)
+    if args.name is None or args.seqs is None:
+        raise SettingsError("say what to erase: `sessions forget NAME 12`, or see --help")
     seqs = numbers(args.seqs)
     if not seqs:
         raise SettingsError(f"{args.seqs!r} is not a number: write 12 or 12-15, as shown by `show`")
@@ -421,6 +440,54 @@ def forget(args: Namespace, settings: Settings) -> int:
     anyio.run(_erase, session.id, seqs, settings)
     _tell(f"erased {args.seqs} of {session.id}")
     return Exit.DONE
+
+
+def _forget_speaker(args: Namespace, settings: Settings) -> int:
+    """Erase what one person said, in one conversation or in all."""
+    if args.speaker is None or args.seqs or args.everywhere == (args.name is not None):
+        raise SettingsError(
+            "say who, and where: `sessions forget NAME --speaker telegram:42`, or "
+            "`sessions forget --speaker telegram:42 --everywhere`"
+        )
+    ids, person, count = anyio.run(_spoken, args, settings)
+    where = ids[0] if args.name is not None and ids else f"{len(ids)} conversations"
+    who = ":".join(person)
+    if not ids:
+        _tell(f"{who} said nothing in any conversation")
+        return Exit.DONE
+    if not _may_delete(args, f"all that {who} said in {where}: {count} messages, with answers"):
+        return Exit.FAILED
+    anyio.run(_erase_speaker, ids, person, settings)
+    _tell(f"erased all that {who} said in {where}: {count} messages, with answers")
+    return Exit.DONE
+
+
+async def _spoken(args: Namespace, settings: Settings) -> tuple[list[str], Person, int]:
+    """The conversations in which somebody said something, that person, and how much it is."""
+    platform, _, account = args.speaker.partition(":")
+    person, found, count = (platform, account), [], 0
+    async with opened(settings) as store:
+        if not hasattr(store, "words_of"):
+            raise SessionError("this store can't erase what one person said: erase messages")
+        whole: Any = store
+        names = [name async for name in whole.names() if name != LOGINS]
+        for name in [(await find(store, args.name)).id] if args.name is not None else names:
+            with suppress(SessionNotFound):
+                session, words = await store.load(name), await whole.words_of(name, person)
+                waiting = sum(person in people_in(entry) for entry in session.waiting)
+                count += len(words) + waiting
+                found += [name] if len(words) + waiting else []
+        if args.name is not None and not found:
+            raise SessionError(await _nobody(Sessions(store), name, args.speaker))
+    return found, person, count
+
+
+async def _nobody(sessions: Sessions, name: str, wanted: str) -> str:
+    """What to say if nobody with that id spoke there: everyone who did."""
+    people = await sessions.speakers(name)
+    known = [f"{platform}:{i} ({who})" for (platform, i), who in sorted(people.items())]
+    told = f"these people did: {', '.join(known)}" if known else "nobody with an id did"
+    return f"{wanted} said nothing in session {name!r}; {told}"
 
 
 def prune(args: Namespace, settings: Settings) -> int:
@@ -477,6 +544,14 @@ async def _erase(session_id: str, seqs: Collection[int], settings: Settings) -> 
     async with _erasing(settings) as sessions:
         session = await sessions.erase(session_id, seqs)
         await sessions.finish_erasing(session)
+
+
+async def _erase_speaker(ids: Sequence[str], person: Person, settings: Settings) -> None:
+    async with _erasing(settings) as sessions:
+        for session_id in ids:
+            with suppress(SessionNotFound):
+                await sessions.erase_speaker(session_id, person)
+                await sessions.finish_erasing(await sessions.open(session_id))
 
 
 @asynccontextmanager

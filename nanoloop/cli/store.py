@@ -153,7 +153,8 @@ async def _check(args: Namespace, settings: Settings) -> int:
                 say_json({"id": found.id, "problems": found.problems}, indent=None)
             for problem in () if args.json else found.problems:
                 say(f"{found.id}: {problem}")
-    say(f"{sessions} sessions were checked, {broken} are broken", err=True)
+        advice = getattr(getattr(getattr(store, "sealing", None), "record", None), "advice", "")
+    say(f"{sessions} sessions were checked, {broken} are broken{advice}", err=True)
     return Exit.FAILED if broken else Exit.DONE
 
 

@@ -221,6 +221,12 @@ class Log:
             self._shown = [e.erased() if e.seq in seqs else e for e in self._shown]
         return gone
 
+    def reword(self, entries: Mapping[int, Entry]) -> None:
+        """Have these entries in the places of those with their numbers, where these are shown."""
+        self._entries = [entries.get(e.seq, e) for e in self._entries]
+        if self._shown is not None:
+            self._shown = [entries.get(e.seq, e) if e.seq else e for e in self._shown]
+
     def is_hidden(self, seq: int) -> bool:
         """Return True if this entry was undone."""
         return any(first <= seq <= last for first, last in self.hidden)

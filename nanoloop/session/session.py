@@ -24,14 +24,20 @@ from nanoloop.session.chat import (
     tool_result_of_block,
 )
 from nanoloop.session.conversation import Conversation
-from nanoloop.session.digest import Digest
-from nanoloop.session.entry import TOOL_CALL, Entry, copied, utc_now
+from nanoloop.session.digest import Digest, Summary
+from nanoloop.session.entry import TOOL_CALL, Entry, copied, title_of, utc_now
 from nanoloop.session.export import Rendered, parsed
-from nanoloop.session.head import ABOUT, MEMO, STATE, Head, Identity, new_id
+from nanoloop.session.head import ABOUT, MEMO, STATE, WAITING, Head, Identity, new_id
 from nanoloop.session.log import Log
 from nanoloop.session.queue import is_asked
 from nanoloop.session.resize import Change, Decision, ReadEntries, ResizeHandlers, Schema
-from nanoloop.session.speech import other_words
+from nanoloop.session.speech import (
+    ErasedWords,
+    Person,
+    other_words,
+    person_in,
+    without_words_of,
+)
 from nanoloop.session.sync import Handler, blocking
 
 ChatMessages = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -290,6 +296,35 @@ class Session(Conversation):
             export.copy_upto(self, fork, upto)
             fork._handlers = self._handlers.copy()
             return fork
+
+    def erase_words(self, person: Person, words: ErasedWords) -> None:
+        """Erase what a person said here, with what was made of it, and begin a new epoch.
+
+        A store's `erase_words` makes it last.
+        """
+        with self.lock:
+            title, awaiting, pins = self.about.title, self._awaiting, self._summary.pins
+            self.erase(words.seqs, stored=words.gone.values())
+            self.log.reword(words.left)
+            if not any(e.role == "user" and title_of(e) == title for e in words.gone.values()):
+                self.about = replace(self.about, title=title)
+            if awaiting in words.left:
+                self._awaiting = awaiting
+                self.claims += 1  # a turn that is going on has read those words
+            kept = tuple(
+                pin
+                for pin in pins
+                if pin["seq"] not in words.gone and person_in(pin.get("speaker")) != person
+            )
+            # Also what somebody wrote into them by hand.
+            start, spent = self.log.start - 1, self.summary_spent
+            self._summary = Summary(seq=start, pins=kept, spent=spent)
+            self._memo = Digest(value={}, seq=start)
+            left = (without_words_of(entry, person) for entry in self.queue.waiting)
+            self.queue.waiting = tuple(entry for entry in left if entry is not None)
+            for seq in words.gone:
+                self.queue.arrived(seq)
+            self.touch(WAITING)
 
     # The memo
 

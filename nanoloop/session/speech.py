@@ -7,15 +7,15 @@ parsed.
 from __future__ import annotations
 
 from base64 import b32encode
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Literal
 from unicodedata import category, normalize
 
 from nanoloop.messages import Quote, Speaker
-from nanoloop.session.entry import Entry, plain_text
+from nanoloop.session.entry import ERASED, Entry, plain_text
 
 SPEECH = "speech"
 """The metadata key for a message's speech: its sender (`by`), other people's words (`quotes`), and
@@ -25,6 +25,11 @@ ORIGIN, GROUP, FILES = "origin", "group", "attachments"
 """The metadata keys for a message's origin, for chats with several people, and for the facts about
 attachments.
 """
+
+ERASED_QUOTE = "erased"
+"""The key of a stored quote whose words were erased; it says neither what was said nor by whom."""
+ERASED_WORDS = "(these words were erased)"
+"""What such a quote is shown as."""
 
 Kind = Literal[
     "said", "quote", "forward", "overheard", "edit", "retraction", "report", "file", "unclear"
@@ -120,12 +125,129 @@ def quotes_of(entry: Entry) -> Iterator[Quote]:
         if isinstance(quote, Mapping):
             kind = quote.get("kind")
             files = quote.get("files")
+            text = ERASED_WORDS if quote.get(ERASED_QUOTE) else str(quote.get("text") or "")
             yield Quote(
-                text=str(quote.get("text") or ""),
+                text=text,
                 speaker=speaker_in(quote.get("by")),
                 kind=kind if kind in {"forward", "overheard"} else "quote",
                 files=tuple(map(str, files)) if isinstance(files, list) else (),
             )
+
+
+Person = tuple[str, str]
+"""Somebody's account: the platform, and the id there."""
+
+
+def person_in(stored: Any) -> Person | None:
+    """The account of a stored speaker; None if it has none, or is the bot's."""
+    by = speaker_in(stored)
+    return (by.platform, by.id) if by is not None and by.id and not by.is_me else None
+
+
+def sender_in(metadata: Mapping[str, Any]) -> Person | None:
+    """The account that sent a message with this metadata, if it says so."""
+    speech = metadata.get(SPEECH)
+    return person_in(speech.get("by")) if isinstance(speech, Mapping) else None
+
+
+def stored_quotes(metadata: Mapping[str, Any]) -> list[Any]:
+    """What others said in a message with this metadata, in the stored form."""
+    speech = metadata.get(SPEECH)
+    quotes = speech.get("quotes") if isinstance(speech, Mapping) else None
+    return quotes if isinstance(quotes, list) else []
+
+
+def with_quotes(metadata: Mapping[str, Any], quotes: list[Any]) -> dict[str, Any]:
+    """The same metadata with these stored quotes."""
+    return {**metadata, SPEECH: {**metadata[SPEECH], "quotes": quotes}}
+
+
+def erased_quote(quote: Any) -> dict[str, Any]:
+    """What is left of a stored quote whose words were erased."""
+    kind = quote.get("kind") if isinstance(quote, Mapping) else None
+    return {"kind": kind, ERASED_QUOTE: True}
+
+
+def people_in(entry: Entry) -> list[Person]:
+    """Whose words a message holds: its sender's, and those of the people whom it quotes."""
+    metadata = entry.metadata
+    if SPEECH not in metadata:
+        return []
+    quoted = [person_in(q.get("by")) for q in stored_quotes(metadata) if isinstance(q, Mapping)]
+    people = (sender_in(metadata), *quoted)
+    return list(dict.fromkeys(person for person in people if person is not None))
+
+
+def names_in(entry: Entry) -> dict[Person, str]:
+    """The name of each person whose words a message holds."""
+    speakers = (speaker_of(entry), *(quote.speaker for quote in quotes_of(entry)))
+    return {(by.platform, by.id): name_of(by) for by in speakers if by and by.id and not by.is_me}
+
+
+def without_words_of(entry: Entry, person: Person) -> Entry | None:
+    """The entry without what this person says in it; None if it is that person's own message."""
+    if sender_in(entry.metadata) == person:
+        return None
+    quotes = stored_quotes(entry.metadata)
+    left = [erased_quote(q) if _is_of(q, person) else q for q in quotes]
+    return replace(entry, metadata=with_quotes(entry.metadata, left)) if left != quotes else entry
+
+
+def _is_of(quote: Any, person: Person) -> bool:
+    return isinstance(quote, Mapping) and person_in(quote.get("by")) == person
+
+
+@dataclass(frozen=True, slots=True)
+class Askers:
+    """Whose words the newest turn of a log is about: its answer may repeat them.
+
+    They are those who asked, and those whom they quoted, also if several messages are answered at
+    once or steer the turn.
+    """
+
+    people: tuple[str, ...] = ()
+    is_answered: bool = True
+
+    def after(self, entry: Entry, people: Sequence[str]) -> Askers:
+        """The same once this entry, with the words of these people, follows."""
+        if entry.role == "user":
+            before = () if self.is_answered else self.people
+            return Askers(tuple(dict.fromkeys((*before, *people))), is_answered=False)
+        if entry.type == ERASED:
+            return self
+        return Askers(self.people, is_answered=entry.role == "assistant")
+
+
+@dataclass(slots=True)
+class ErasedWords:
+    """What goes when a person's words are erased in a session."""
+
+    gone: dict[int, Entry] = field(default_factory=dict)
+    """The person's own messages, and the answers to what has words of theirs, by number."""
+    left: dict[int, Entry] = field(default_factory=dict)
+    """Others' messages without what they quote of that person."""
+    waiting: list[Entry] = field(default_factory=list)
+    """Messages that wait, with words of that person."""
+
+    def take(self, entry: Entry, person: Person, *, is_answer: bool) -> None:
+        """Note what becomes of an entry; `is_answer` if it may repeat words of that person."""
+        if entry.role == "user":
+            left = without_words_of(entry, person)
+            if left is None:
+                self.gone[entry.seq] = entry
+            elif left is not entry:
+                self.left[entry.seq] = left
+        elif is_answer and entry.type != ERASED:
+            self.gone[entry.seq] = entry
+
+    def __len__(self) -> int:
+        """In how many messages there was something."""
+        return len(self.gone) + len(self.left) + len(self.waiting)
+
+    @property
+    def seqs(self) -> set[int]:
+        """The numbers of all these entries."""
+        return {*self.gone, *self.left}
 
 
 def speaker_in(stored: Any) -> Speaker | None:

@@ -70,6 +70,8 @@ class StoreSettings(Section):
     """How long to retry a database that does not answer before telling the chat."""
     encryption_key: SecretStr | None = Field(default=None, examples=["..."])
     """The key that encrypts conversations; older keys may follow, separated by commas."""
+    keys_file: Folder | None = Field(default=None, examples=["/srv/nanoloop-keys/store.keys"])
+    """The file with the keys of conversations and people; keep it out of the store's backups."""
 
 
 class LoopSettings(Section):

@@ -150,9 +150,11 @@ async def seal_all(
 ) -> Copied:
     """Encrypt every session with the first key, and then refuse all other keys.
 
-    If interrupted, the same call resumes the work. Data that can't be read is left unchanged.
+    Each gets keys of its own, if there is a keys file. If interrupted, the same call resumes the
+    work. Data that can't be read is left unchanged.
     """
     done = Copied()
+    await store.use_keys()
     for name in [name async for name in store.names()]:
         try:
             if await store.reseal(name):

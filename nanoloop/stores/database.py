@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from threading import Lock
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from nanoloop import defaults
 from nanoloop.errors import SessionDamaged
 from nanoloop.protocols import Node, OwedSession
 from nanoloop.session.entry import Entry, fresh_id, from_rfc3339
-from nanoloop.session.head import ABOUT, Changes
+from nanoloop.session.head import ABOUT, Changes, ChangeTracker
+from nanoloop.session.session import Session
 from nanoloop.stores.snapshot import (
     Decode,
     decoding,
@@ -161,6 +165,51 @@ class StoredSession:
                 )
         except SessionDamaged as damaged:
             return damaged
+
+
+TRIED_LIMIT = 8
+"""How many unanswered commits in a row are remembered."""
+
+
+class TriedCommits:
+    """The commits that each session object has tried and whose outcome it doesn't know.
+
+    A commit's reply may get lost. The random id in the head shows which commit was written last.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._tried: WeakKeyDictionary[ChangeTracker, deque[tuple[Changes, str]]] = (
+            WeakKeyDictionary()
+        )
+
+    def note(self, session: Session, changes: Changes, commit: Commit) -> None:
+        """Record that this commit is being tried, and may be written even without a reply."""
+        with self._lock:
+            tried = self._tried.setdefault(session.tracker, deque(maxlen=TRIED_LIMIT))
+            tried.append((changes, commit.commit_id))
+
+    def forget(self, session: Session, *, upto: Changes) -> None:
+        """Forget the commits tried before or with these changes, because they no longer matter."""
+        with self._lock:
+            tried = self._tried.pop(session.tracker, ())
+            later = [each for each in tried if each[0].revision > upto.revision]
+            if later:  # of another event loop
+                self._tried[session.tracker] = deque(later, maxlen=TRIED_LIMIT)
+
+    def settle(
+        self, session: Session, head: Mapping[str, Any], *, refused: Changes | None = None
+    ) -> bool:
+        """Tell the session which commit was written; return False if it was another writer's."""
+        revision = refused.revision if refused else session.revision
+        with self._lock:
+            tried = tuple(self._tried.get(session.tracker, ()))
+        for changes, token in tried:
+            if head.get(COMMIT_ID) == token:
+                session.committed(changes)
+        if refused:
+            self.forget(session, upto=refused)
+        return session.revision != revision
 
 
 class Database(Protocol):

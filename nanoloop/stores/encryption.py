@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable
+from pathlib import Path
 
 from nanoloop.errors import SettingsError, how_to_install
-from nanoloop.stores.sealing import MARK
+from nanoloop.stores.keys import KeysFile
+from nanoloop.stores.seal_record import MARK
 
 try:
     from cryptography.exceptions import InvalidTag
@@ -25,8 +28,11 @@ _NONCE_BYTES = 12
 class KeySeal:
     """Seals with the first of its keys, and opens what any of them sealed in the same place."""
 
-    def __init__(self, keys: str) -> None:
-        """`keys` are separated by commas; raises `SettingsError` if one is not a valid key."""
+    def __init__(self, keys: str, *, keys_file: Path | None = None) -> None:
+        """`keys` are separated by commas; raises `SettingsError` if one is not a valid key.
+
+        With `keys_file`, each conversation, person and upload has a key of its own in that file.
+        """
         words = [key.strip() for key in keys.split(",")]
         try:
             self._fernet = MultiFernet([Fernet(key) for key in words])
@@ -37,22 +43,25 @@ class KeySeal:
                 'print(Fernet.generate_key().decode())"`'
             ) from error
         secrets = [urlsafe_b64decode(key) for key in words]
-        self._ciphers = {_name(key): AESGCM(_derived(key, b"seal", 32)) for key in secrets}
+        self._ciphers = {_name(key): Cipher(_derived(key, b"seal", 32)) for key in secrets}
         self.names = tuple(self._ciphers)
+        self.keys_file = None if keys_file is None else KeysFile(keys_file, self)
 
     def seal(self, data: bytes, place: bytes) -> str:
         """These bytes as text that reveals nothing without a key, and opens in this place only."""
-        name, nonce = self.names[0], os.urandom(_NONCE_BYTES)
-        sealed = self._ciphers[name].encrypt(nonce, data, place)
-        return f"{MARK}.{name}.{urlsafe_b64encode(nonce + sealed).decode()}"
+        name = self.names[0]
+        return f"{MARK}.{name}.{self._ciphers[name].seal(data, place)}"
 
     def open(self, text: str, place: bytes) -> bytes:
         """The original bytes; raises ValueError if no key matches, or the place differs."""
-        try:
-            name, nonce, sealed = _parted(text)
-            return self._ciphers[name].decrypt(nonce, sealed, place)
-        except (InvalidTag, KeyError, ValueError) as error:
-            raise ValueError("no key matches") from error
+        mark, name, code = text.split(".")
+        if mark != MARK or name not in self._ciphers:
+            raise ValueError("nothing that these keys sealed")
+        return self._ciphers[name].open(code, place)
+
+    def cipher(self, keys: Iterable[bytes]) -> Cipher:
+        """What seals with all of these keys together: without one of them, nothing opens."""
+        return Cipher(_derived(b"".join(keys), b"keys", 32))
 
     def open_former(self, text: str) -> bytes:
         """What an earlier version sealed for no place; raises ValueError if no key matches."""
@@ -62,14 +71,27 @@ class KeySeal:
             raise ValueError("no key matches") from error
 
 
-def _parted(text: str) -> tuple[str, bytes, bytes]:
-    """The key's name, the nonce and what it sealed; raises ValueError for any other text."""
-    mark, name, code = text.split(".")
-    sealed = urlsafe_b64decode(code)
-    # A text has one form only: decoding would overlook foreign characters in it.
-    if mark != MARK or urlsafe_b64encode(sealed).decode() != code:
-        raise ValueError("nothing that this version sealed")
-    return name, sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
+class Cipher:
+    """Seals with one key."""
+
+    def __init__(self, key: bytes) -> None:
+        self._aes = AESGCM(key)
+
+    def seal(self, data: bytes, place: bytes) -> str:
+        """These bytes as text."""
+        nonce = os.urandom(_NONCE_BYTES)
+        return urlsafe_b64encode(nonce + self._aes.encrypt(nonce, data, place)).decode()
+
+    def open(self, code: str, place: bytes) -> bytes:
+        """The bytes again; raises ValueError if they were sealed otherwise."""
+        sealed = urlsafe_b64decode(code)
+        # A text has one form only: decoding would overlook foreign characters in it.
+        if urlsafe_b64encode(sealed).decode() != code:
+            raise ValueError("nothing that this version sealed")
+        try:
+            return self._aes.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], place)
+        except InvalidTag as error:
+            raise ValueError("no key matches") from error
 
 
 def _derived(key: bytes, use: bytes, length: int) -> bytes:

@@ -16,7 +16,7 @@ from nanoloop.stores.database import (
     HeardMessage,
     StoredSession,
 )
-from nanoloop.stores.sealing import rebind
+from nanoloop.stores.seal_record import rebind
 from nanoloop.stores.snapshot import window_start
 from nanoloop.stores.store import DatabaseStore
 

@@ -7,14 +7,24 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from nanoloop.errors import DiskRefused, FileRefused
-from nanoloop.files import load_file, locked_file, make_folder, refusal, replace_file
+from nanoloop.errors import DiskRefused, FileRefused, NotReadable
+from nanoloop.files import (
+    keyed_digest,
+    load_file,
+    locked_file,
+    make_folder,
+    refusal,
+    replace_file,
+    waited_lock,
+)
 from nanoloop.protocols import Seal
-from nanoloop.stores.sealing import MARK, Sealing, place
+from nanoloop.stores.keys import MARK_OF_KEYS, KeyDestroyed, KeysFile, KeysWanted
+from nanoloop.stores.seal_record import MARK, place
+from nanoloop.stores.sealing import Sealing
 
 FOLDER_RECORD = ".seal"
 """The file with a folder's seal record."""
-_SEALED_FILE = re.compile(rb"n2\.[0-9a-f]{8}\.")
+_SEALED_FILE = re.compile(rb"n2\.[0-9a-f]{8}\.|n3\.[0-9a-f]{32}-file\.")
 
 
 class FolderSealing:
@@ -51,7 +61,31 @@ class FolderSealing:
             return data
         while not sealing.may_write:
             self._add_key()
-        return sealing.seal.seal(data, self._place(name)).encode()
+        if (keys_file := self._keys_file) is None:
+            return sealing.seal.seal(data, self._place(name)).encode()
+        keys = [self._key_of(name)]
+        with suppress(KeysWanted):
+            return keys_file.seal(keys, data, self._place(name)).encode()
+        keys_file.add(keys)
+        return keys_file.seal(keys, data, self._place(name)).encode()
+
+    def destroy(self, name: str) -> None:
+        """Destroy the key of the files that begin with this name: no copy opens any more."""
+        if self._keys_file is not None:
+            key = self._key_of(name)
+            if not self._keys_file.missing([key]):
+                self._keys_file.destroy([key])
+
+    @property
+    def _keys_file(self) -> KeysFile | None:
+        """Where the key of each file is; None if they have none of their own."""
+        return self._sealing.keys_file if self._sealing.is_keyed else None
+
+    def _key_of(self, name: str) -> str:
+        """The name of the key for a file and what is known of it, which share it."""
+        assert self._sealing.record is not None  # noqa: S101 - read, or written, before
+        digest = keyed_digest(self._sealing.record.secret, name.partition(".")[0])
+        return f"{digest}-file"
 
     def _add_key(self) -> None:
         make_folder(self.folder)
@@ -59,7 +93,21 @@ class FolderSealing:
             self._read_record()
             if not self._sealing.may_write:
                 is_empty = next(self._files(), None) is None
+                if is_empty and self._sealing.keys_file is not None:
+                    self._sealing.keys_file.begin()
                 self._write_record(self._sealing.renewed(is_empty=is_empty))
+
+    def _use_keys(self) -> None:
+        """Have files get keys of their own from now on."""
+        while not self._sealing.may_write:
+            self._add_key()
+        sealing = self._sealing
+        if sealing.keys_file is not None and not sealing.is_keyed:
+            with waited_lock(self.folder / f"{FOLDER_RECORD}.lock"):
+                self._read_record()
+                self._write_record(sealing.keyed(sealing.keys_file.begin()))
+        if sealing.keys_file is not None:
+            sealing.keys_file.rewrap()
 
     def _write_record(self, text: str) -> None:
         replace_file(self._file, text.encode(), durable=True)
@@ -73,9 +121,12 @@ class FolderSealing:
         is_sealed = _SEALED_FILE.match(data) is not None
         if is_sealed and sealing.record is None:  # another process has sealed the first one
             self._read_record()
-        with suppress(ValueError):
+        with suppress(ValueError, KeyDestroyed, NotReadable):
             if is_sealed and sealing.record is not None:
-                return sealing.seal.open(data.decode(), self._place(name))
+                text, where = data.decode(), self._place(name)
+                if text.startswith(MARK_OF_KEYS) and sealing.keys_file is not None:
+                    return sealing.keys_file.open(text, where)
+                return sealing.seal.open(text, where)
         if is_sealed or sealing.is_strict:
             return None
         with suppress(ValueError):
@@ -93,8 +144,10 @@ class FolderSealing:
         """Seal every file with the first key, each whole; yields it, and whether that worked."""
         if self._sealing.seal is None or not self.folder.is_dir():
             return
+        self._use_keys()
         is_whole = True
-        first = f"{MARK}.{self._sealing.seal.names[0]}.".encode()
+        mark = MARK_OF_KEYS if self._keys_file else f"{MARK}.{self._sealing.seal.names[0]}"
+        first = f"{mark}.".encode()
         for file in sorted(self._files()):
             data = load_file(file)
             own = self.opened(file.name, data)
@@ -103,5 +156,4 @@ class FolderSealing:
             is_whole &= own is not None
             yield file, own is not None
         if is_whole:
-            self.sealed("", b"")  # where there is no record yet
             self._write_record(self._sealing.completed())

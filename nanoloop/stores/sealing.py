@@ -5,93 +5,61 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from dataclasses import replace as changed
-from itertools import pairwise
+from itertools import chain, pairwise
 from secrets import token_bytes, token_hex
 from threading import Lock
-from typing import Any, Self
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from nanoloop.errors import NotReadable, SessionDamaged, StoreError
+from anyio.to_thread import run_sync
+
+from nanoloop.errors import NotReadable, SessionDamaged, SessionNotFound, StoreError
 from nanoloop.protocols import Seal
 from nanoloop.session.entry import ERASED, Entry, entries_in, rfc3339
-from nanoloop.session.head import ABOUT, Changes, ChangeTracker
-from nanoloop.stores.database import Commit, Database, StoredSession
-from nanoloop.stores.snapshot import SealedState, StoredSnapshot, decoding
+from nanoloop.session.head import ABOUT, SETTINGS, WAITING, Changes, ChangeTracker
+from nanoloop.session.speech import Person, people_in
+from nanoloop.stores.database import COMMIT_ID, Commit, Database, StoredSession
+from nanoloop.stores.keys import (
+    MARK_OF_KEYS,
+    PIECE,
+    PIECES,
+    KeyDestroyed,
+    KeysFile,
+    KeysWanted,
+    Piece,
+    SessionKeys,
+    apart,
+    beside,
+    nth,
+    together,
+    together_in,
+)
+from nanoloop.stores.seal_record import (
+    MARK,
+    NO_KEY,
+    NO_KEYS_FILE,
+    NO_RECORD,
+    RECORD,
+    SEALED,
+    SealRecord,
+    is_sealed,
+    other_key,
+    place,
+    rebind,
+)
+from nanoloop.stores.snapshot import (
+    STATE,
+    SealedState,
+    StoredSnapshot,
+    decoding,
+    merged,
+    without_lost,
+)
 
-MARK = "n2"
-"""What each sealed text begins with; earlier versions wrote texts that open anywhere."""
-RECORD = "nanoloop:seal"
-"""The key to which a store's seal record is bound."""
-SEALED = "_sealed"
 READABLE = ("id", "key", "created_at")
 """What stays readable in the section that identifies the session."""
-STATE = "sealed"
-"""The head's field with its seal, and with what belongs to the session."""
 _TAG = "tag"
-
-_NO_KEY = (
-    "what is stored here is encrypted, and store.encryption_key is not set: set it to the key that "
-    "encrypted it (NANOLOOP_STORE__ENCRYPTION_KEY); nothing was written"
-)
-_NO_RECORD = (
-    "what is stored here is encrypted, and the record of its keys is missing: restore the whole "
-    "store from a backup; nothing was written"
-)
-_CHANGED = (
-    "the record of the keys that encrypt what is stored here was changed by something else: "
-    "restore the whole store from a backup; nothing was written"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SealRecord:
-    """What a store knows about its seal; it is kept in the store, and is of no use without a key.
-
-    Everything sealed names the id, so that nothing of another store opens here.
-    """
-
-    id: str
-    keys: tuple[str, ...]
-    """The names of the keys that something may be sealed with."""
-    is_whole: bool
-    """Whether nothing plain is left, nor anything that an earlier version sealed."""
-    secret: bytes
-    """For digests that only processes with a key can make, and that no new key changes."""
-
-    def text(self, seal: Seal) -> str:
-        """The form in which it is kept."""
-        value = {"id": self.id, "keys": [*self.keys], "whole": self.is_whole}
-        return json.dumps({**value, "proof": seal.seal(self.secret, place("record", value))})
-
-    @classmethod
-    def of(cls, text: str, seal: Seal | None) -> Self:
-        """Read it; raises `NotReadable` unless the seal has every key that it names."""
-        try:
-            value = json.loads(text)
-            proof = str(value.pop("proof"))
-            names = tuple(map(str, value["keys"]))
-            record = cls(id=str(value["id"]), keys=names, is_whole=value["whole"], secret=b"")
-        except (ValueError, LookupError, TypeError, AttributeError):
-            raise NotReadable(_CHANGED) from None
-        if seal is None:
-            raise NotReadable(_NO_KEY)
-        if missing := [name for name in record.keys if name not in seal.names]:
-            raise NotReadable(
-                "what is stored here is encrypted with a key that store.encryption_key lacks "
-                f"(named {missing[0]}; it has {', '.join(seal.names)}): append that key, after a "
-                "comma; nothing was written"
-            )
-        try:
-            return changed(record, secret=seal.open(proof, place("record", value)))
-        except ValueError:
-            raise NotReadable(_CHANGED) from None
-
-
-def place(*names: object) -> bytes:
-    """What a sealed text is bound to."""
-    return json.dumps(names, sort_keys=True, default=str, separators=(",", ":")).encode()
 
 
 class Sealing:
@@ -104,6 +72,7 @@ class Sealing:
 
     def __init__(self, seal: Seal | None = None) -> None:
         self.seal = seal
+        self.keys_file: KeysFile | None = getattr(seal, "keys_file", None)
         self.record: SealRecord | None = None
         """The store's record, once it is read; None if nothing was ever sealed there."""
         self.inherited = b""
@@ -143,9 +112,19 @@ class Sealing:
                 self.learn(was)
                 continue
             is_empty = was is None and not [name async for name in database.names()]
+            if is_empty and self.keys_file is not None:
+                await run_sync(self.keys_file.begin)
             is_done = await self._replace(database, self.renewed(is_empty=is_empty), was=was)
             if is_done and is_empty:
                 await self.seal_bindings(database)
+
+    async def use_keys(self, database: Database) -> None:
+        """Have the record name the keys file: from now on, new sessions have their own keys."""
+        await self.prepare(database, now=0)
+        while self.keys_file is not None and self.record is not None and not self.record.keys_id:
+            keys_id = await run_sync(self.keys_file.begin)
+            await self._replace(database, self.keyed(keys_id), was=self._text)
+            await self.read(database)
 
     async def finish(self, database: Database) -> None:
         """Note that everything is sealed with the first key: from now on, nothing else opens."""
@@ -187,7 +166,12 @@ class Sealing:
 
     def learn(self, text: str) -> None:
         """Note the store's record; raises `NotReadable` if its keys are not all there."""
-        self.record, self._text = SealRecord.of(text, self.seal), text
+        record = SealRecord.of(text, self.seal)
+        if record.keys_id:
+            if self.keys_file is None:
+                raise NotReadable(NO_KEYS_FILE)
+            self.keys_file.check(record.keys_id)
+        self.record, self._text = record, text
 
     def renewed(self, *, is_empty: bool) -> str:
         """The record that lets the first key seal, with the present one as its basis."""
@@ -196,18 +180,30 @@ class Sealing:
         if self.record is None:
             # Whatever an earlier version sealed, it was with some of these.
             keys = names[:1] if is_empty else names
-            secret = self.inherited or _new_secret()
-            record = SealRecord(id=token_hex(8), keys=keys, is_whole=is_empty, secret=secret)
+            secret = self.inherited or token_bytes(32)
+            keys_id = self.keys_file.id if is_empty and self.keys_file is not None else ""
+            record = SealRecord(
+                id=token_hex(8), keys=keys, is_whole=is_empty, secret=secret, keys_id=keys_id
+            )
         else:
             keys = tuple(dict.fromkeys((names[0], *self.record.keys)))
-            record = changed(self.record, keys=keys, secret=self.record.secret or _new_secret())
+            record = changed(self.record, keys=keys, secret=self.record.secret or token_bytes(32))
+        return self._in(record)
+
+    def _in(self, record: SealRecord) -> str:
+        assert self.seal is not None  # noqa: S101 - as above
         return record.text(self.seal)
+
+    def keyed(self, keys_id: str) -> str:
+        """The record that names the keys file."""
+        assert self.record is not None  # noqa: S101 - there is one before it is changed
+        return self._in(changed(self.record, keys_id=keys_id))
 
     def completed(self) -> str:
         """The record that says that everything is sealed, with the first key."""
         assert self.seal is not None  # noqa: S101 - as above
         assert self.record is not None  # noqa: S101 - something was sealed before
-        return changed(self.record, keys=self.seal.names[:1], is_whole=True).text(self.seal)
+        return self._in(changed(self.record, keys=self.seal.names[:1], is_whole=True))
 
     # What sessions were like
 
@@ -223,6 +219,39 @@ class Sealing:
             with self._lock:
                 self._states[tracker] = state
 
+    # Its own keys
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether new sessions get keys of their own."""
+        return self.record is not None and self.record.keys_id != ""
+
+    def keys_of(self, state: SealedState) -> SessionKeys:
+        """The keys of a session that has its own."""
+        if self.keys_file is None or self.record is None:
+            raise NotReadable(NO_KEYS_FILE)
+        return SessionKeys(
+            self.keys_file,
+            self.record.secret,
+            state.born,
+            edition=state.edition,
+            dying=state.dying,
+        )
+
+    def is_deleted(self, head: Mapping[str, Any]) -> bool:
+        """Whether the session with this head was deleted, with all of its keys."""
+        state = head.get(STATE)
+        if self.keys_file is None or not isinstance(state, Mapping) or "edition" not in state:
+            return False
+        return self._is_destroyed(str(state.get("born")), refresh=True)
+
+    def _is_destroyed(self, name: str, *, refresh: bool = False) -> bool:
+        if self.keys_file is None:
+            return False
+        if refresh:
+            self.keys_file.refresh()
+        return self.keys_file.is_gone(name)
+
     # Sealing
 
     def commit(
@@ -235,39 +264,123 @@ class Sealing:
         rewritten: Sequence[Entry] = (),
         gone: Iterable[int] = (),
         shrinks: int = 0,
+        erases: Sequence[Person] | None = None,
+        may_add: bool = False,
     ) -> Commit:
-        """The changes as they may be written, based on that state; `is_all` of a session."""
+        """The changes as they may be written, based on that state; `is_all` of a session.
+
+        With `erases`, what was made of several people's words gets another key, and so do these
+        people. Raises `KeysWanted` if keys have to be made, which blocks, unless it `may_add` them.
+        """
+        gone = [*gone]
+        erased = sorted({*gone, *(entry.seq for entry in rewritten)})
         if self.seal is None:
             return Commit.of(
-                session_id, changes, rewritten=rewritten, erased=[*gone], shrinks=shrinks
+                session_id, changes, rewritten=rewritten, erased=erased, shrinks=shrinks
             )
         revision = changes.revision + 1
-        state = state or SealedState(revision=revision, born=token_hex(8), is_whole=is_all)
+        state = state or SealedState(
+            revision=revision,
+            born=token_hex(8),
+            is_whole=is_all,
+            edition=1 if self.is_keyed else 0,
+        )
         state = changed(
             state,
             revision=revision,
             parts={**state.parts, **dict.fromkeys(changes.sections, revision)},
-            gone=_merged(state.gone, gone),
+            gone=merged(state.gone, gone),
         )
-        sealed = changed(
-            changes,
-            entries=tuple(self._sealed(entry, session_id, state) for entry in changes.entries),
-            sections={n: self._part(session_id, n, v, state) for n, v in changes.sections.items()},
-            head=self._head(changes.head, session_id, state),
-        )
-        commit = Commit.of(
-            session_id,
-            sealed,
-            rewritten=[self._sealed(entry, session_id, state) for entry in rewritten],
-            erased=[*gone],
-            shrinks=shrinks,
-        )
-        return changed(commit, head=self._tagged(commit.head, session_id, state))
+        if state.is_keyed:
+            state = self._with_keys(session_id, state, erases)
+        while True:
+            try:
+                sealed, after = self._changes(session_id, changes, state)
+                left = [self._sealed(entry, session_id, state) for entry in rewritten]
+                break
+            except KeysWanted as wanted:
+                if not may_add:
+                    raise
+                self._add(wanted.names, changes, state)
+        commit = Commit.of(session_id, sealed, rewritten=left, erased=erased, shrinks=shrinks)
+        return changed(commit, head=self._tagged(commit.head, session_id, after))
 
-    def _sealed(self, entry: Entry, session_id: str, state: SealedState) -> Entry:
+    def _add(self, names: Iterable[str], changes: Changes, state: SealedState) -> None:
+        """Make these keys, and what else these changes need; it blocks."""
+        keys = self.keys_of(state)
+        people = {keys.person(p): p for entry in changes.entries for p in people_in(entry)}
+        owned = (keys.of([person]) for person in people)
+        assert self.keys_file is not None  # noqa: S101 - its keys were named before
+        self.keys_file.add([*keys.log, *keys.mixed, *names, *chain.from_iterable(owned)])
+
+    def _changes(
+        self, session_id: str, changes: Changes, state: SealedState
+    ) -> tuple[Changes, SealedState]:
+        """The changes, sealed, and the state after them."""
+        entries = []
+        for entry in changes.entries:
+            sealed, state = self._appended(entry, session_id, state)
+            entries.append(sealed)
+        sections = {n: self._part(session_id, n, v, state) for n, v in changes.sections.items()}
+        head = self._head(changes.head, session_id, state)
+        return changed(changes, entries=tuple(entries), sections=sections, head=head), state
+
+    def _with_keys(
+        self, session_id: str, state: SealedState, erases: Sequence[Person] | None
+    ) -> SealedState:
+        """The state, with the keys that its session uses from now on."""
+        keys = self.keys_of(state)
+        if self.keys_file is None or self._is_destroyed(state.born, refresh=True):
+            raise SessionNotFound(session_id)
+        while any(map(self._is_destroyed, keys.mixed)):  # as in a restored store
+            state = changed(state, edition=state.edition + 1)
+            keys = self.keys_of(state)
+        dying = [name for name in state.dying if not self._is_destroyed(name)]
+        if erases is None:
+            return changed(state, dying=tuple(dying)) if state.dying else state
+        people = [keys.person(person) for person in erases]
+        dying += [*keys.mixed, *(name for each in people for name in keys.of([each]))]
+        left = tuple(each for each in state.askers.people if each not in people)
+        return changed(
+            state,
+            edition=state.edition + 1,
+            dying=tuple(dict.fromkeys(dying)),
+            askers=changed(state.askers, people=left),
+        )
+
+    def _appended(
+        self, entry: Entry, session_id: str, state: SealedState
+    ) -> tuple[Entry, SealedState]:
+        """An entry of the log, sealed with the keys of those whose words it may hold."""
+        if not state.is_keyed:
+            return self._sealed(entry, session_id, state), state
+        keys = self.keys_of(state)
+        people = [keys.person(person) for person in people_in(entry)]
+        state = changed(state, askers=state.askers.after(entry, people))
+        if entry.role == "user" or entry.type == ERASED:
+            return self._sealed(entry, session_id, state), state
+        return self._sealed(entry, session_id, state, keys.of(state.askers.people)), state
+
+    def _sealed(
+        self, entry: Entry, session_id: str, state: SealedState, names: Sequence[str] = ()
+    ) -> Entry:
+        """The entry, sealed with the keys of these names, by default that of who sent it."""
+        where = self._place_of(entry, session_id, state)
         said = {"content": entry.content, "metadata": entry.metadata}
-        token = self._token(said, self._place_of(entry, session_id, state))
-        return changed(entry, content={SEALED: token}, metadata={})
+        if state.is_keyed and not names:
+            said, names, pieces = apart(said, self.keys_of(state), [])
+            return changed(entry, content=self._form(said, where, names, pieces), metadata={})
+        return changed(entry, content=self._form(said, where, names), metadata={})
+
+    def _form(
+        self, value: Any, where: bytes, names: Sequence[str] = (), pieces: Sequence[Piece] = ()
+    ) -> dict[str, Any]:
+        """The sealed form of a value and of its pieces."""
+        sealed: dict[str, Any] = {SEALED: self._token(value, beside(where, pieces), names)}
+        if pieces:
+            tokens = (self._token(v, nth(where, n), k) for n, (v, k) in enumerate(pieces))
+            sealed[PIECES] = [*tokens]
+        return sealed
 
     def _place_of(self, entry: Entry, session_id: str, state: SealedState) -> bytes:
         told = (entry.seq, entry.id, entry.type, rfc3339(entry.timestamp))
@@ -275,8 +388,22 @@ class Sealing:
 
     def _part(self, session_id: str, name: str, value: Any, state: SealedState) -> dict[str, Any]:
         readable = {n: value[n] for n in READABLE if n in value} if name == ABOUT else {}
-        token = self._token(value, self._place_of_part(session_id, name, state))
-        return {**readable, SEALED: token}
+        where = self._place_of_part(session_id, name, state)
+        if not state.is_keyed:
+            return {**readable, **self._form(value, where)}
+        keys, pieces = self.keys_of(state), list[Piece]()
+        names = keys.log if name in {ABOUT, SETTINGS, WAITING} else keys.mixed
+        if name == ABOUT and value.get("title"):
+            pieces.append((value["title"], keys.mixed))
+            value = {**value, "title": {PIECE: 0}}
+        elif name == WAITING:
+            places = []
+            for item in value:
+                told, own, _ = apart(item, keys, pieces)
+                places.append({PIECE: len(pieces)})
+                pieces.append((told, own))
+            value = places
+        return {**readable, **self._form(value, where, names, pieces)}
 
     def _place_of_part(self, session_id: str, name: str, state: SealedState) -> bytes:
         return place("part", self._store, session_id, state.born, name, state.parts[name])
@@ -285,8 +412,9 @@ class Sealing:
         self, head: Mapping[str, Any], session_id: str, state: SealedState
     ) -> Mapping[str, Any]:
         """The head; a handler's window may show entries that are in no log."""
+        names = self.keys_of(state).mixed if state.is_keyed else ()
         shown = [
-            self._sealed(entries_in([item])[0], session_id, state).to_dict()
+            self._sealed(entries_in([item])[0], session_id, state, names).to_dict()
             if isinstance(item, dict)
             else item
             for item in head.get("shown") or ()
@@ -296,18 +424,20 @@ class Sealing:
     def _tagged(
         self, head: Mapping[str, Any], session_id: str, state: SealedState
     ) -> dict[str, Any]:
-        gone = [*map(list, state.gone)]
-        said = {"born": state.born, "parts": state.parts, "gone": gone, "whole": state.is_whole}
+        said = state.said()
         whole = {**head, STATE: said}
         tag = self._sealed_bytes(b"", place("head", self._store, session_id, whole))
         return {**whole, STATE: {**said, _TAG: tag}}
 
-    def _token(self, value: Any, where: bytes) -> str:
+    def _token(self, value: Any, where: bytes, names: Sequence[str] = ()) -> str:
         try:
             data = json.dumps(value, default=str).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise StoreError(f"this can't be written as JSON ({error}): change it") from error
-        return self._sealed_bytes(data, where)
+        if not names:
+            return self._sealed_bytes(data, where)
+        assert self.keys_file is not None  # noqa: S101 - its keys were named before
+        return self.keys_file.seal(names, data, where)
 
     def _sealed_bytes(self, data: bytes, where: bytes) -> str:
         assert self.seal is not None  # noqa: S101 - asked for only where there is one
@@ -316,7 +446,7 @@ class Sealing:
     @property
     def _store(self) -> str:
         if self.record is None:
-            raise NotReadable(_NO_RECORD)
+            raise NotReadable(NO_RECORD)
         return self.record.id
 
     # Opening
@@ -332,25 +462,31 @@ class Sealing:
                 raise SessionDamaged(session_id, "its head is not sealed")
             return None
         if self.seal is None:
-            raise NotReadable(_NO_KEY)
+            raise NotReadable(NO_KEY)
         try:
             rest = {name: value for name, value in said.items() if name != _TAG}
             where = place("head", self._store, session_id, {**head, STATE: rest})
             tag = str(said[_TAG])
             if self._lacks_key_of(tag):
-                raise NotReadable(_other_key(session_id))
+                raise NotReadable(other_key(session_id))
             self.seal.open(tag, where)
             return SealedState.of(said, revision=int(head["rev"]))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise SessionDamaged(session_id, "its head is not what was sealed there") from error
 
     def opened(self, snapshot: StoredSnapshot) -> StoredSnapshot:
-        """A stored snapshot, made readable again; raises `StoreError` if it can't be."""
+        """A stored snapshot, made readable again; raises `StoreError` if it can't be.
+
+        What a destroyed key sealed is as if it was erased, whenever the snapshot was made.
+        """
         name = snapshot.name
         state = self.state(snapshot.head, name)
+        if state and self._is_destroyed(state.born):
+            raise SessionNotFound(name)
         head = {key: value for key, value in snapshot.head.items() if key != STATE}
         if head.get("shown"):
-            head["shown"] = [self._shown(item, name, state) for item in head["shown"]]
+            shown = [self._shown(item, name, state) for item in head["shown"]]
+            head["shown"] = [item for item in shown if item is not None]
         sections = {k: self._opened_part(name, k, v, state) for k, v in snapshot.sections.items()}
         if state and (missing := state.parts.keys() - sections.keys()):
             raise SessionDamaged(name, f"part {min(missing)!r} is missing")
@@ -358,6 +494,11 @@ class Sealing:
         self.check_numbers(entries, name, state, after=snapshot.after, last=int(head["last"]))
         if state and entries and entries[-1].seq > int(head["last"]):
             raise SessionDamaged(name, f"it ends with entry {head['last']}, and another follows")
+        if state and state.is_keyed:
+            pairs = zip(snapshot.entries, entries, strict=True)
+            lost = {was.seq for was, now in pairs if now.type != was.type}
+            head = without_lost(head, sections, lost)
+            sections = {k: value for k, value in sections.items() if value is not None}
         return changed(snapshot, head=head, sections=sections, entries=entries, state=state)
 
     def entry(self, entry: Entry, session_id: str, state: SealedState | None) -> Entry:
@@ -365,14 +506,33 @@ class Sealing:
         where = b"" if state is None else self._place_of(entry, session_id, state)
         what = f"entry {entry.seq}"
         is_strict = self._is_strict_in(state)
-        said = self._value(entry.content, where, session_id, what, is_strict=is_strict)
+        try:
+            said = self._value(entry.content, where, session_id, what, is_strict=is_strict)
+        except KeyDestroyed:
+            return entry.erased()
         if said is entry.content:
             return entry
         with decoding(session_id):
+            if PIECES in entry.content:
+                said = together(said, self._pieces(entry.content, where, session_id, what))
             opened = changed(entry, content=said["content"], metadata=said["metadata"])
         if state and opened.type != ERASED and state.is_gone(entry.seq):
             raise SessionDamaged(session_id, f"{what} was erased, and is there again")
         return opened
+
+    def _pieces(
+        self, value: Mapping[str, Any], where: bytes, session_id: str, what: str
+    ) -> list[Any]:
+        """The pieces of a sealed value; None in place of those whose key was destroyed."""
+        found: list[Any] = []
+        for number, token in enumerate(value.get(PIECES) or ()):
+            piece = {SEALED: token}
+            try:
+                there = nth(where, number)
+                found.append(self._value(piece, there, session_id, what, is_strict=True))
+            except KeyDestroyed:
+                found.append(None)
+        return found
 
     def check_numbers(
         self,
@@ -400,7 +560,8 @@ class Sealing:
         if not is_entry:
             return item
         with decoding(session_id):
-            return self.entry(entries_in([item])[0], session_id, state).to_dict()
+            entry = self.entry(entries_in([item])[0], session_id, state)
+            return None if entry.type == ERASED else entry.to_dict()
 
     def _opened_part(
         self, session_id: str, name: str, value: Any, state: SealedState | None
@@ -408,8 +569,16 @@ class Sealing:
         what = f"part {name!r}"
         if state is not None and name in state.parts:
             where = self._place_of_part(session_id, name, state)
-            return self._value(value, where, session_id, what, is_strict=True)
-        if state is not None and (state.is_whole or _is_sealed(value)):
+            try:
+                said = self._value(value, where, session_id, what, is_strict=True)
+            except KeyDestroyed:
+                return None
+            if not isinstance(value, Mapping) or PIECES not in value:
+                return said
+            with decoding(session_id):
+                pieces = self._pieces(value, where, session_id, what)
+                return together_in(name, said, pieces)
+        if state is not None and (state.is_whole or is_sealed(value)):
             raise SessionDamaged(session_id, f"{what} does not belong to it")
         return self._value(value, b"", session_id, what, is_strict=self.is_strict)
 
@@ -432,7 +601,14 @@ class Sealing:
                 raise SessionDamaged(session_id, f"{what} is not sealed")
             return value
         token = str(value[SEALED])
-        is_former = not _is_sealed(value)
+        if token.startswith(f"{MARK_OF_KEYS}."):
+            if self.keys_file is None:
+                raise NotReadable(NO_KEYS_FILE)
+            try:
+                return json.loads(self.keys_file.open(token, beside(where, value.get(PIECES))))
+            except ValueError:
+                raise SessionDamaged(session_id, f"{what} is not what was sealed there") from None
+        is_former = not is_sealed(value)
         with suppress(ValueError):
             if self.seal is not None and not is_former:
                 return json.loads(self.seal.open(token, where))
@@ -441,16 +617,16 @@ class Sealing:
         is_ours = not is_former and not self._lacks_key_of(token)
         if self.record is not None and ((is_strict and is_former) or is_ours):
             raise SessionDamaged(session_id, f"{what} is not what was sealed there")
-        raise NotReadable(_other_key(session_id))
+        raise NotReadable(other_key(session_id))
 
     def _check_readable(self, about: Mapping[str, Any]) -> None:
         """Raise `NotReadable` for a session of a store without a record that no key here opens."""
         if SEALED not in about:
             return
-        if _is_sealed(about):
-            raise NotReadable(_NO_RECORD)
+        if is_sealed(about):
+            raise NotReadable(NO_RECORD)
         if self.seal is None:
-            raise NotReadable(_NO_KEY)
+            raise NotReadable(NO_KEY)
         self._value(about, b"", str(about.get("id")), "", is_strict=False)
 
     def _lacks_key_of(self, token: str) -> bool:
@@ -471,7 +647,7 @@ class Sealing:
         if not token:
             return None if self.is_strict else session_id
         if self.seal is None:
-            raise NotReadable(_NO_KEY)
+            raise NotReadable(NO_KEY)
         try:
             self.seal.open(token, self._place_of_key(key, session_id))
         except ValueError:
@@ -487,13 +663,34 @@ class Sealing:
         """Whether all of it is sealed with the first key."""
         state = stored.head.get(STATE)
         said = [*stored.sections.values(), *(entry.content for entry in stored.entries)]
-        said += [item["content"] for item in stored.head.get("shown") or () if _is_entry(item)]
+        said += [
+            item["content"] for item in stored.head.get("shown") or () if isinstance(item, Mapping)
+        ]
         if not isinstance(state, Mapping) or not stored.sections.keys() <= state["parts"].keys():
             return False
         return self._is_of_first(str(state[_TAG])) and all(
-            isinstance(value, Mapping) and self._is_of_first(str(value.get(SEALED)))
+            isinstance(value, Mapping) and self._is_settled(str(value.get(SEALED)))
             for value in said
         )
+
+    def retagged(self, stored: StoredSession, snapshot: StoredSnapshot) -> Commit | None:
+        """What makes it current, if all of it has its own keys and only the head's is old."""
+        state = snapshot.state
+        if state is None or not state.is_keyed or not self.is_keyed:
+            return None
+        revision = int(stored.head["rev"])
+        head = {k: v for k, v in stored.head.items() if k not in {STATE, COMMIT_ID}}
+        commit = Commit.of(
+            snapshot.name,
+            Changes(revision=revision, entries=(), head=head, sections={}, tick=0),
+        )
+        return changed(commit, head=self._tagged(commit.head, snapshot.name, state))
+
+    def _is_settled(self, token: str) -> bool:
+        """Whether it is sealed as it would be now."""
+        if self.is_keyed:
+            return token.startswith(f"{MARK_OF_KEYS}.")
+        return self._is_of_first(token)
 
     def _is_of_first(self, token: str) -> bool:
         return self.seal is not None and token.startswith(f"{MARK}.{self.seal.names[0]}.")
@@ -501,55 +698,3 @@ class Sealing:
 
 LOOKED_AT = 64
 """How many sessions of a store without a record are looked at before it is used."""
-
-
-async def rebind(database: Database, key: str, session_id: str, *, was: str | None) -> bool:
-    """Bind this key unless it is bound to something other than `was`; whether that was done."""
-    if (own := getattr(database, "rebind", None)) is not None:
-        done: bool = await own(key, session_id, was=was)
-        return done
-    # A database of another package, which may not know it: two at the same moment could both win.
-    if await database.bound(key) != was:
-        return False
-    await database.bind(key, session_id)
-    return True
-
-
-def _new_secret() -> bytes:
-    return token_bytes(32)
-
-
-def state_in(head: Mapping[str, Any]) -> SealedState | None:
-    """What a head that was just sealed says; None if it is plain."""
-    said = head.get(STATE)
-    return None if said is None else SealedState.of(said, revision=int(head["rev"]))
-
-
-def _other_key(session_id: str) -> str:
-    return (
-        f"session {session_id!r} is encrypted, and none of the keys can decrypt it: append the "
-        "key it was written with to store.encryption_key (NANOLOOP_STORE__ENCRYPTION_KEY), "
-        "after a comma"
-    )
-
-
-def _is_entry(item: Any) -> bool:
-    return isinstance(item, Mapping)
-
-
-def _is_sealed(value: Any) -> bool:
-    """Whether this version sealed it."""
-    return isinstance(value, Mapping) and str(value.get(SEALED, "")).startswith(f"{MARK}.")
-
-
-def _merged(
-    ranges: Iterable[tuple[int, int]], numbers: Iterable[int]
-) -> tuple[tuple[int, int], ...]:
-    """Ranges of numbers with these added, as few as possible."""
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted([*ranges, *((number, number) for number in numbers)]):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = merged[-1][0], max(last, merged[-1][1])
-        else:
-            merged.append((first, last))
-    return tuple(merged)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,6 +26,10 @@ from nanoloop.session.head import (
 )
 from nanoloop.session.queue import MESSAGE_ID
 from nanoloop.session.session import Session
+from nanoloop.session.speech import Askers
+
+STATE = "sealed"
+"""The head's field with its seal, and with what belongs to the session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,30 @@ class SealedState:
     """The ranges of entries that were erased, or were missing when the session was encrypted."""
     is_whole: bool = False
     """True if every part is encrypted in the current form."""
+    edition: int = 0
+    """Which key seals what several people's words went into; 0 if the session has no own keys."""
+    dying: tuple[str, ...] = ()
+    """Keys that are to be destroyed: nothing more is sealed with them."""
+    askers: Askers = field(default_factory=Askers)
+    """The digests of the people whom the newest turn is about."""
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether the session, and each person in it, has keys of its own."""
+        return self.edition > 0
+
+    def said(self) -> dict[str, Any]:
+        """The form in which a head has it."""
+        said = {
+            "born": self.born,
+            "parts": self.parts,
+            "gone": [*map(list, self.gone)],
+            "whole": self.is_whole,
+        }
+        if not self.is_keyed:
+            return said
+        asked = {"people": [*self.askers.people], "answered": self.askers.is_answered}
+        return {**said, "edition": self.edition, "dying": [*self.dying], **asked}
 
     @classmethod
     def of(cls, said: Mapping[str, Any], *, revision: int) -> SealedState:
@@ -53,6 +81,12 @@ class SealedState:
             parts=parts,
             gone=gone,
             is_whole=said["whole"] is True,
+            edition=int(said.get("edition", 0)),
+            dying=tuple(map(str, said.get("dying", ()))),
+            askers=Askers(
+                tuple(map(str, said.get("people", ()))),
+                is_answered=said.get("answered", True) is True,
+            ),
         )
 
     def is_gone(self, seq: int) -> bool:
@@ -105,6 +139,41 @@ class StoredSnapshot:
             sections=self.sections,
             tick=0,
         )
+
+
+def state_in(head: Mapping[str, Any]) -> SealedState | None:
+    """What a head that was just sealed says; None if it is plain."""
+    said = head.get(STATE)
+    return None if said is None else SealedState.of(said, revision=int(head["rev"]))
+
+
+def merged(
+    ranges: Iterable[tuple[int, int]], numbers: Iterable[int]
+) -> tuple[tuple[int, int], ...]:
+    """Ranges of numbers with these added, as few as possible."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted([*ranges, *((number, number) for number in numbers)]):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(last, found[-1][1])
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+def without_lost(
+    head: Mapping[str, Any], sections: Mapping[str, Any], lost: Collection[int]
+) -> dict[str, Any]:
+    """The head of a session in which the keys of these entries and of some parts are destroyed."""
+    found = dict(head)
+    if SUMMARY in sections and sections[SUMMARY] is None:  # all that left the window is pending
+        found["covered"] = 0
+    if isinstance(waiting := sections.get(WAITING), list):
+        found["waiting"] = len(waiting)
+    if found.get("awaiting") in lost:
+        found["awaiting"] = 0
+    if found.get("unsent"):
+        found["unsent"] = [seq for seq in found["unsent"] if seq not in lost]
+    return found
 
 
 def first_revision() -> int:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace as changed
 from datetime import datetime, timedelta
 from functools import partial
-from threading import Lock
 from types import TracebackType
 from typing import Any, Self
-from weakref import WeakKeyDictionary
 
 import anyio
 from aiofiles.os import wrap
@@ -24,30 +22,35 @@ from nanoloop.errors import (
     StoreConflict,
     StoreError,
 )
-from nanoloop.events import SessionsCounted, SessionUnreadable, announce
-from nanoloop.protocols import Node, OwedSession, Seal, SessionInfo, Store
+from nanoloop.events import SessionUnreadable, announce
+from nanoloop.protocols import Node, OwedSession, Seal, SessionInfo
+from nanoloop.session.conversation import PARTS
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.head import (
     ABOUT,
     Changes,
-    ChangeTracker,
     Identity,
     new_id,
     numbered,
     seconds_of,
 )
 from nanoloop.session.session import Session
+from nanoloop.session.speech import Askers, ErasedWords, Person, people_in
 from nanoloop.stores.database import (
     COMMIT_ID,
     Commit,
     Database,
     HeardMessage,
     StoredSession,
+    TriedCommits,
     micros,
     size_of,
 )
-from nanoloop.stores.sealing import RECORD, Sealing, state_in
+from nanoloop.stores.keys import KeyDestroyed, KeysWanted
+from nanoloop.stores.seal_record import RECORD
+from nanoloop.stores.sealing import Sealing
 from nanoloop.stores.snapshot import (
+    STATE,
     SealedState,
     StoredSnapshot,
     decoding,
@@ -56,9 +59,14 @@ from nanoloop.stores.snapshot import (
     info_of,
     is_visible,
     odd_numbers,
+    state_in,
     window_start,
 )
+from nanoloop.stores.sweep import SWEEP_SECONDS, sweep
 from nanoloop.writing import WriteOrder
+
+WORDS_AT_ONCE = 500
+"""How many entries are looked through at a time for somebody's words."""
 
 
 class DatabaseStore:
@@ -132,7 +140,7 @@ class DatabaseStore:
     async def _begin(self, session: Session, *, may_replace: bool) -> None:
         while True:
             old = await (await self._ready()).head(session.id)
-            living = None if old is None or has_expired(old, self.clock()) else old
+            living = old if self._is_living(old) else None
             if living is not None and not may_replace:
                 if not self._tried.settle(session, living):
                     raise SessionExists(session.id)
@@ -142,7 +150,7 @@ class DatabaseStore:
             revision = first_revision() if living is None else int(living["rev"])
             changes = changed(first_changes(session, session.changes()), revision=revision)
             await self._for_writing()
-            commit = self.sealing.commit(session.id, changes, is_all=True)
+            commit = await self._sealed(session.id, changes, is_all=True)
             over = None if old is None else int(old["rev"])
             self._tried.note(session, changes, commit)
             if await (await self._ready()).insert(commit, over=over):
@@ -194,10 +202,20 @@ class DatabaseStore:
     async def _commit(self, session: Session) -> None:
         while (changes := session.changes()) is not None:
             state = await self._state(session, changes.revision)
-            commit = self.sealing.commit(session.id, changes, state)
+            commit = await self._sealed(session.id, changes, state)
             if await self._try(session, changes, commit):
                 return
         await self.revision(session.id)
+
+    async def _sealed(self, session_id: str, *args: Any, **how: Any) -> Commit:
+        """These changes as they may be written; in a thread if keys have to be made for them."""
+        try:
+            return self.sealing.commit(session_id, *args, **how)
+        except KeysWanted:
+            with suppress(KeyDestroyed):
+                return await wrap(self.sealing.commit)(session_id, *args, **how, may_add=True)
+        # Somebody's words were erased meanwhile, by another process.
+        raise StoreConflict(session_id, mine=0, theirs=0)
 
     async def _try(self, session: Session, changes: Changes, commit: Commit) -> bool:
         """Write this commit; return False if an earlier commit of ours was written instead."""
@@ -283,9 +301,15 @@ class DatabaseStore:
 
     async def _living_head(self, session_id: str) -> Mapping[str, Any]:
         head = await (await self._ready()).head(session_id)
-        if head is None or has_expired(head, self.clock()):
+        if head is None or not self._is_living(head):
             raise SessionNotFound(session_id)
         return head
+
+    def _is_living(self, head: Mapping[str, Any] | None) -> bool:
+        """Whether that is the head of a session that was neither deleted nor has expired."""
+        if head is None or has_expired(head, self.clock()):
+            return False
+        return not self.sealing.is_deleted(head)
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
         """Save the session without these entries, also in the store; same errors as `save`."""
@@ -299,14 +323,81 @@ class DatabaseStore:
             stored = [entry for seq in sorted(seqs) for entry in await self._at(session.id, seq)]
             said = [self.sealing.entry(entry, session.id, state) for entry in stored]
             session.erase(seqs, stored=said)
-            changes = session.changes()
-            assert changes is not None  # noqa: S101 - erasing is a change
             left = [entry.erased() for entry in stored]
             shrinks = sum(map(size_of, stored)) - sum(map(size_of, left))
-            commit = self.sealing.commit(
-                session.id, changes, state, rewritten=left, gone=seqs, shrinks=shrinks
+            is_done = await self._commit_erased(
+                session, state, erases=(), rewritten=left, gone=seqs, shrinks=shrinks
             )
-            is_done = await self._try(session, changes, commit)
+        await self.destroy_keys(session.id)
+
+    async def _commit_erased(
+        self, session: Session, state: SealedState | None, **erased: Any
+    ) -> bool:
+        """Commit what was erased, with another key for all that was made of several words."""
+        if state is not None and state.is_keyed:
+            session.touch(*PARTS.keys() & state.parts.keys())
+        changes = session.changes()
+        assert changes is not None  # noqa: S101 - erasing is one
+        commit = await self._sealed(session.id, changes, state, **erased)
+        return await self._try(session, changes, commit)
+
+    async def destroy_keys(self, session_id: str) -> None:
+        """Destroy the keys of what was erased in this session, in case a kill prevented that."""
+        keys_file = self.sealing.keys_file
+        if keys_file is None:
+            return
+        with suppress(SessionNotFound):
+            state = self.sealing.state(await self._living_head(session_id), session_id)
+            if state is not None and state.dying:
+                await wrap(keys_file.destroy)(state.dying)
+
+    async def words_of(self, session_id: str, person: Person) -> ErasedWords:
+        """All that this person said in a session, undone or not, with the answers to it.
+
+        Raises like `get`.
+        """
+        words, askers, after = ErasedWords(), Askers(), 0
+        while True:
+            state = self.sealing.state(await self._living_head(session_id), session_id)
+            database = await self._ready()
+            page = await database.between(session_id, after=after, upto=None, limit=WORDS_AT_ONCE)
+            for entry in (self.sealing.entry(stored, session_id, state) for stored in page):
+                people = people_in(entry)
+                askers = askers.after(entry, [*map(repr, people)])
+                words.take(entry, person, is_answer=repr(person) in askers.people)
+            if len(page) < WORDS_AT_ONCE:
+                return words
+            after = page[-1].seq
+
+    async def erase_words(self, session: Session, person: Person, words: ErasedWords) -> None:
+        """Save a session in which these words of this person were just erased.
+
+        Raises like `save`.
+        """
+        await self.order.write(session.id, lambda: self._erase_words(session, person, words))
+
+    async def _erase_words(self, session: Session, person: Person, words: ErasedWords) -> None:
+        await self._catch_up(session)
+        state = await self._state(session, session.revision)
+        left = [*(entry.erased() for entry in words.gone.values()), *words.left.values()]
+        if not left and session.last_seq:  # files are only cleaned where an entry is rewritten
+            page = await self._at(session.id, session.last_seq)
+            left = [self.sealing.entry(entry, session.id, state) for entry in page]
+        left.sort(key=lambda entry: entry.seq)
+        erased = {"rewritten": left, "gone": [*words.gone], "erases": [person]}
+        while not await self._commit_erased(session, state, **erased):
+            state = await self._state(session, session.revision)
+        await self.destroy_keys(session.id)
+
+    def erased_at(self, session: Session, person: Person) -> float | None:
+        """When this person's words were last erased there, in seconds since 1970, if ever.
+
+        As far as that is known without reading the session.
+        """
+        state = self.sealing.known(session.tracker, revision=session.revision)
+        if state is None or not state.is_keyed:
+            return None
+        return self.sealing.keys_of(state).erased_at(person)
 
     async def _catch_up(self, session: Session) -> None:
         """Update the session to the stored revision; raise `StoreConflict` if that fails."""
@@ -320,8 +411,41 @@ class DatabaseStore:
 
     async def delete(self, session_id: str) -> None:
         """Delete a session permanently; a missing session is ignored."""
+        await self.order.write(session_id, lambda: self._delete(session_id))
+
+    async def _delete(self, session_id: str) -> None:
         database = await self._ready()
-        await self.order.write(session_id, lambda: database.delete(session_id))
+        with suppress(SessionDamaged):  # what it says of its keys may not be true
+            await self._destroy_all([(session_id, await database.head(session_id))])
+        await database.delete(session_id)
+        await self._settle()
+
+    async def _destroy_all(self, found: Sequence[tuple[str, Mapping[str, Any] | None]]) -> None:
+        """Destroy all keys of these sessions: from then on they are deleted, in any copy."""
+        keys_file, record = self.sealing.keys_file, self.sealing.record
+        born = {}
+        for session_id, head in found:
+            state = None if head is None else self.sealing.state(head, session_id)
+            if state is not None and state.is_keyed and record is not None:
+                born[state.born] = json.dumps([record.id, session_id])
+        if born and keys_file is not None:
+            await wrap(keys_file.destroy)(all_of=born)
+
+    async def _settle(self) -> None:
+        """Delete the sessions whose keys were all destroyed, if a kill prevented that."""
+        keys_file, record = self.sealing.keys_file, self.sealing.record
+        if keys_file is None or record is None:
+            return
+        settled = []
+        for born, note in keys_file.unsettled().items():
+            store_id, session_id = json.loads(note or '["", ""]')
+            if store_id == record.id:
+                head = await self.database.head(session_id)
+                if head is not None and head.get(STATE, {}).get("born") == born:
+                    await self.database.delete(session_id)
+                settled.append(born)
+        if settled:
+            await wrap(keys_file.settle)(settled)
 
     async def snapshot(self, session_id: str) -> StoredSnapshot:
         """Return everything stored about a session, for another store; same errors as `get`."""
@@ -335,10 +459,10 @@ class DatabaseStore:
 
     async def _restore(self, name: str, snapshot: StoredSnapshot, *, may_replace: bool) -> None:
         await self._for_writing()
-        commit = self._whole(snapshot, snapshot.to_changes())
+        commit = await wrap(self._whole)(snapshot, snapshot.to_changes())
         while True:
             old = await (await self._ready()).head(name)
-            if old is not None and not has_expired(old, self.clock()) and not may_replace:
+            if old is not None and self._is_living(old) and not may_replace:
                 if old.get(COMMIT_ID) == commit.commit_id:  # written, but the reply was lost
                     return
                 raise SessionExists(name)
@@ -353,6 +477,8 @@ class DatabaseStore:
         """Yield all unexpired sessions, most recently active first; announce damaged ones."""
         async for stored in (await self._ready()).glances(now=self._now()):
             try:
+                if isinstance(stored, StoredSession) and self.sealing.is_deleted(stored.head):
+                    continue
                 info = self._info(stored)
             except SessionDamaged as damaged:
                 announce(SessionUnreadable(session_id=damaged.session_id))
@@ -374,7 +500,18 @@ class DatabaseStore:
 
     async def delete_expired(self) -> int:
         """Delete expired sessions and return how many; message ids expire after 72 hours."""
-        return await (await self._ready()).delete_expired(now=self._now())
+        database = await self._ready()
+        if self.sealing.is_keyed:
+            expired = [
+                (str(stored.sections[ABOUT]["id"]), stored.head)
+                async for stored in database.glances(now=0)
+                if isinstance(stored, StoredSession) and has_expired(stored.head, self.clock())
+            ]
+            await self._destroy_all(expired)
+        removed = await database.delete_expired(now=self._now())
+        if self.sealing.is_keyed:
+            await self._settle()
+        return removed
 
     async def has_heard(self, chat: str, message_id: str) -> bool:
         """Return True if the chat received a message with this id within the last 72 hours."""
@@ -512,6 +649,10 @@ class DatabaseStore:
             snapshot = await wrap(self._snapshot)(stored, after=0)
             if self.sealing.is_current(stored):
                 return False
+            if (retagged := self.sealing.retagged(stored, snapshot)) is not None:
+                if await database.commit(retagged, now=self._now()) == retagged.revision:
+                    return True
+                continue
             revision = int(snapshot.head["rev"])
             changes = changed(snapshot.to_changes(), revision=revision)
             commit = await wrap(self._whole)(snapshot, changes)
@@ -522,8 +663,14 @@ class DatabaseStore:
         """Return a session as one commit, encrypted without the entries that are already lost."""
         there = {entry.seq for entry in snapshot.entries}
         lost = {*range(1, int(snapshot.head.get("last", 0)) + 1)} - there
-        commit = self.sealing.commit(snapshot.name, changes, is_all=True, gone=lost)
+        commit = self.sealing.commit(snapshot.name, changes, is_all=True, gone=lost, may_add=True)
         return changed(commit, erased=frozenset())
+
+    async def use_keys(self) -> None:
+        """Have new sessions get keys of their own, and wrap all keys with the first one."""
+        await self.sealing.use_keys(await self._ready())
+        if self.sealing.keys_file is not None:
+            await wrap(self.sealing.keys_file.rewrap)()
 
     async def finish_sealing(self) -> None:
         """Record that all sessions are encrypted with the first key; others are then refused."""
@@ -538,7 +685,7 @@ class DatabaseStore:
         return micros(self.clock())
 
     def _living(self, session_id: str, stored: StoredSession | None) -> StoredSession:
-        if stored is None or has_expired(stored.head, self.clock()):
+        if stored is None or not self._is_living(stored.head):
             raise SessionNotFound(session_id)
         return stored
 
@@ -548,91 +695,3 @@ def first_changes(session: Session, changes: Changes | None) -> Changes:
     if changes is None or ABOUT not in changes.sections or changes.revision:
         raise StoreError(f"session {session.id!r} already belongs to a store: fork it")
     return changes
-
-
-TRIED_LIMIT = 8
-"""How many unanswered commits in a row are remembered."""
-
-
-class TriedCommits:
-    """The commits that each session object has tried and whose outcome it doesn't know.
-
-    A commit's reply may get lost. The random id in the head shows which commit was written last.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._tried: WeakKeyDictionary[ChangeTracker, deque[tuple[Changes, str]]] = (
-            WeakKeyDictionary()
-        )
-
-    def note(self, session: Session, changes: Changes, commit: Commit) -> None:
-        """Record that this commit is being tried, and may be written even without a reply."""
-        with self._lock:
-            tried = self._tried.setdefault(session.tracker, deque(maxlen=TRIED_LIMIT))
-            tried.append((changes, commit.commit_id))
-
-    def forget(self, session: Session, *, upto: Changes) -> None:
-        """Forget the commits tried before or with these changes, because they no longer matter."""
-        with self._lock:
-            tried = self._tried.pop(session.tracker, ())
-            later = [each for each in tried if each[0].revision > upto.revision]
-            if later:  # of another event loop
-                self._tried[session.tracker] = deque(later, maxlen=TRIED_LIMIT)
-
-    def settle(
-        self, session: Session, head: Mapping[str, Any], *, refused: Changes | None = None
-    ) -> bool:
-        """Tell the session which commit was written; return False if it was another writer's."""
-        revision = refused.revision if refused else session.revision
-        with self._lock:
-            tried = tuple(self._tried.get(session.tracker, ()))
-        for changes, token in tried:
-            if head.get(COMMIT_ID) == token:
-                session.committed(changes)
-        if refused:
-            self.forget(session, upto=refused)
-        return session.revision != revision
-
-
-SWEEP_SECONDS = 300
-"""The pause between two sweeps for expired data."""
-
-
-async def sweep(
-    store: Store,
-    *,
-    every_seconds: float = SWEEP_SECONDS,
-    expired: int = 0,
-    sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
-) -> None:
-    """Remove expired data every few minutes, and announce what remains, for the first time at once.
-
-    `expired` is the number of sessions removed just before. This returns when the store is closed;
-    a store without `wait_closed` is swept until cancelled.
-    """
-
-    async def sweeps() -> None:
-        removed = expired
-        while True:
-            with suppress(StoreError):  # retried in the next round, unless closed
-                announce(await _counted(store, removed))
-            await sleep(every_seconds)
-            removed = 0
-            with suppress(StoreError):
-                removed = await store.delete_expired()
-
-    wait_closed = getattr(store, "wait_closed", anyio.sleep_forever)
-    async with anyio.create_task_group() as group:
-        group.start_soon(sweeps)
-        await wait_closed()
-        group.cancel_scope.cancel()
-
-
-async def _counted(store: Store, expired: int) -> SessionsCounted:
-    sessions = entries = pending = 0
-    async for info in store.list():
-        sessions += 1
-        entries += info.entries
-        pending += info.pending
-    return SessionsCounted(sessions=sessions, entries=entries, pending=pending, expired=expired)

@@ -80,6 +80,23 @@ async def erase(folder, url, what):
     await store.close()
 
 
+async def erase_person(folder, url, key):
+    """As `nanoloop sessions forget --speaker` does it."""
+    settings = Settings(data=folder, store={"url": url, "encryption_key": key})
+    store = make_store(settings)
+    sessions = Sessions(store)
+    await sessions.erase_speaker("direct:g", ("chat", "3"))
+    await sessions.finish_erasing(await sessions.open("direct:g"))
+    await store.close()
+
+
+async def delete_sealed(folder, url, key):
+    settings = Settings(data=folder, store={"url": url, "encryption_key": key})
+    store = make_store(settings)
+    await Sessions(store).delete("direct:g")
+    await store.close()
+
+
 async def command(folder, url):
     """A loop in which somebody says /forget."""
     settings = Settings(data=folder, store={"url": url})
@@ -95,11 +112,14 @@ async def command(folder, url):
     await store.close()
 
 
-def child(count, folder, url, what):
+def child(count, folder, url, what, key=""):
     death = Death(count)
     sqlite3.connect, os.write = death.connect, death.write
     sys.addaudithook(death.hear)
-    if what == "command":
+    if key:
+        work = delete_sealed if what == "delete" else erase_person
+        anyio.run(work, Path(folder), url, key)
+    elif what == "command":
         anyio.run(command, Path(folder), url)
     else:
         anyio.run(erase, Path(folder), url, what)

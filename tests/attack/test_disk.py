@@ -183,7 +183,32 @@ class JsonlRows:
             (self.path / name).write_bytes(b"".join(lines))
 
 
-STORES = {"sqlite": SqliteRows, "jsonl": JsonlRows, "postgres": PostgresRows, "redis": RedisRows}
+class KeyedSqliteRows(SqliteRows):
+    """The same with a keys file, which the reader of the disk does not have."""
+
+    def open(self, keys=KEY):
+        return SqliteStore(self.path, seal=with_keys_file(keys, self.path))
+
+
+class KeyedJsonlRows(JsonlRows):
+    """The same with a keys file."""
+
+    def open(self, keys=KEY):
+        return JsonlStore(self.path, seal=with_keys_file(keys, self.path))
+
+
+def with_keys_file(keys, path):
+    return KeySeal(keys, keys_file=path.with_name("store.keys")) if keys else None
+
+
+STORES = {
+    "sqlite": SqliteRows,
+    "sqlite, keyed": KeyedSqliteRows,
+    "jsonl": JsonlRows,
+    "jsonl, keyed": KeyedJsonlRows,
+    "postgres": PostgresRows,
+    "redis": RedisRows,
+}
 
 
 @pytest.fixture(params=STORES.values(), ids=STORES)

@@ -184,8 +184,11 @@ class Intake:
         for said in self._overheard.take(_place(heard)):
             text, kinds = _short(said.text.strip(), CHARS), tuple(file.kind for file in said.files)
             by = self._speaker(said)
-            quotes.append(Quote(kind="overheard", text=text, speaker=by, files=kinds))
-            quotes += (quote for quote in _quoted(said) if quote.kind == "forward")
+            quotes.append(
+                Quote(kind="overheard", text=text, speaker=by, files=kinds, time=said.time)
+            )
+            forwarded = (quote for quote in _quoted(said) if quote.kind == "forward")
+            quotes += (replace(quote, time=said.time) for quote in forwarded)
         return (*quotes, *_quoted(heard))
 
     def _speaker(self, heard: Heard) -> Speaker:

@@ -19,7 +19,14 @@ from typing import Any, Literal, TypeVar
 import anyio
 from aiofiles.os import wrap
 
-from nanoloop.errors import DiskRefused, FileRefused, NotReadable, SessionDamaged, StoreError
+from nanoloop.errors import (
+    DiskRefused,
+    FileRefused,
+    NotReadable,
+    SessionDamaged,
+    SessionNotFound,
+    StoreError,
+)
 from nanoloop.events import announce
 from nanoloop.files import (
     file_name,
@@ -444,7 +451,7 @@ class FolderUpgrade:
 
     def _messages(self, path: Path, at: int) -> list[HeardMessage]:
         """Return a session's newest messages, which may be missing from its chat's file."""
-        with suppress(FileNotFoundError, StoreError):
+        with suppress(FileNotFoundError, StoreError, SessionNotFound):
             found = self._opened(newest_at(path))
             about, noted = found.sections[ABOUT], found.sections.get(NOTED)
             said = [*found.entries, *entries_in(found.sections.get(WAITING) or ())]

@@ -1,0 +1,498 @@
+"""The keys file: a key for each conversation, person and upload, outside the store.
+
+What is sealed with a key is gone from all copies of a store as soon as the key is destroyed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from secrets import token_bytes, token_hex
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+from nanoloop.bounded import BoundedDict
+from nanoloop.errors import DiskRefused, NotReadable, StoreError
+from nanoloop.files import (
+    make_folder,
+    open_file,
+    refusal,
+    replace_file,
+    waited_lock,
+    write_all,
+)
+from nanoloop.session.head import ABOUT
+from nanoloop.session.speech import (
+    Person,
+    erased_quote,
+    person_in,
+    sender_in,
+    stored_quotes,
+    with_quotes,
+)
+
+if TYPE_CHECKING:
+    from nanoloop.stores.encryption import Cipher, KeySeal
+
+PIECES, PIECE = "_pieces", "_piece"
+"""What is sealed with other keys than the text that it is part of, and where it belongs there."""
+MARK_OF_KEYS = "n3"
+"""What each text begins with that is sealed with keys of the file."""
+KEPT_CIPHERS = 4096
+_KEY_BYTES = 32
+_GONE = "gone"
+_HEADER = re.compile(rb"nanoloop-keys 1 ([0-9a-f]{16}) ([0-9a-f]{16}) (\d{12})\n")
+_HEADER_BYTES = 63
+_Stamp = tuple[int, int, int]
+
+
+class KeyDestroyed(Exception):
+    """A key was destroyed on purpose: what it sealed is gone for good."""
+
+
+class KeysWanted(Exception):
+    """Something is to be sealed with keys that have yet to be made, which blocks."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = names
+
+
+class KeysFile:
+    """Random keys by name, each wrapped with the store's key; a destroyed one leaves a tombstone.
+
+    A name begins with what its keys belong to, up to a hyphen. Keys are appended, and durable
+    before they are used. To destroy some, the whole file is replaced. Any number of processes may
+    share the file; changing it blocks.
+    """
+
+    def __init__(self, path: Path, seal: KeySeal) -> None:
+        self.path = path
+        self._seal = seal
+        self._guard = RLock()
+        self.id = ""
+        """The file's random name; "" while there is none."""
+        self._keys: dict[str, str] = {}
+        self._gone: dict[str, tuple[float, str]] = {}
+        self._edition = ""
+        """Another one each time that the file is replaced."""
+        self._end = 0
+        self._stamp: _Stamp | None = None
+        self._ciphers: BoundedDict[str, Cipher] = BoundedDict(KEPT_CIPHERS)
+
+    # Whether it fits
+
+    def check(self, file_id: str) -> None:
+        """Raise `NotReadable` unless this is the file with this id, and whole."""
+        self.refresh()
+        if not self.id:
+            raise NotReadable(
+                f"the keys of what is stored here are missing: {self.path} does not exist. Restore "
+                "the keys file, or set store.keys_file to where it is; nothing was written"
+            )
+        if self.id != file_id:
+            raise NotReadable(
+                f"{self.path} has the keys of another store: set store.keys_file to the keys file "
+                "of this one; nothing was written"
+            )
+
+    def begin(self) -> str:
+        """The file's id; the file is created if there is none."""
+        with self._alone():
+            if not self.id:
+                self._replace({}, {}, file_id=token_hex(8))
+        return self.id
+
+    # Keys
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a key."""
+        return name in self._keys
+
+    def is_gone(self, name: str) -> bool:
+        """Whether that key was destroyed, by itself or with all that it belongs to."""
+        return name in self._gone or name.partition("-")[0] in self._gone
+
+    def gone_at(self, name: str) -> float | None:
+        """When that key was destroyed, in seconds since 1970; None if it was not."""
+        return self._gone[name][0] if name in self._gone else None
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Those of these keys that are not there, after a look for what others added."""
+        self.refresh()
+        return [name for name in dict.fromkeys(names) if name not in self._keys]
+
+    def add(self, names: Iterable[str]) -> None:
+        """Make those of these keys that are missing, durable when this returns.
+
+        Raises `KeyDestroyed` if one of them was destroyed.
+        """
+        names = [*names]
+        with self._alone() as is_there:
+            if not is_there:
+                raise NotReadable(f"the keys file {self.path} is gone: restore it")
+            if any(map(self.is_gone, names)):
+                raise KeyDestroyed
+            fresh = {
+                name: self._wrapped(name, token_bytes(_KEY_BYTES))
+                for name in dict.fromkeys(names)
+                if name not in self._keys
+            }
+            if fresh:
+                self._append(fresh)
+
+    def destroy(
+        self,
+        names: Iterable[str] = (),
+        *,
+        all_of: Mapping[str, str] | None = None,
+        now: float | None = None,
+    ) -> None:
+        """Destroy these keys for good, and all that belong to `all_of`, which has a note for each.
+
+        When this returns, neither the file nor its folder has them any more.
+        """
+        whole, moment = dict(all_of or {}), time.time() if now is None else now
+        with self._alone() as is_there:
+            named = [name for name in names if not self.is_gone(name)]
+            owners = {owner for owner in whole if owner not in self._gone}
+            if not is_there or not (named or owners):
+                return
+            gone = {n: s for n, s in self._gone.items() if n.partition("-")[0] not in owners}
+            gone |= dict.fromkeys(named, (moment, ""))
+            gone |= {owner: (moment, self._note(owner, whole[owner])) for owner in sorted(owners)}
+            left = {
+                name: token
+                for name, token in self._keys.items()
+                if name not in gone and name.partition("-")[0] not in owners
+            }
+            self._replace(left, gone, file_id=self.id)
+
+    def unsettled(self) -> dict[str, str]:
+        """The notes of what was destroyed with all its keys, until `settle`."""
+        self.refresh()
+        notes = [(owner, note) for owner, (_, note) in self._gone.items() if note]
+        return {owner: self._opened_note(owner, note) for owner, note in notes}
+
+    def settle(self, owners: Collection[str]) -> None:
+        """Drop the notes of these; that they were destroyed stays known."""
+        with self._alone() as is_there:
+            gone = {n: (at, "" if n in owners else note) for n, (at, note) in self._gone.items()}
+            if is_there and gone != self._gone:
+                self._replace(self._keys, gone, file_id=self.id)
+
+    def rewrap(self) -> None:
+        """Wrap all keys with the store's first key, unless they are."""
+        with self._alone() as is_there:
+            first = self._seal.names[0]
+            if not is_there or all(t.split(".")[1] == first for t in self._keys.values()):
+                return
+            keys = {name: self._wrapped(name, self._key(name)) for name in self._keys}
+            notes = [(owner, at, note) for owner, (at, note) in self._gone.items()]
+            gone = {
+                owner: (at, self._note(owner, self._opened_note(owner, note)) if note else "")
+                for owner, at, note in notes
+            }
+            self._replace(keys, gone, file_id=self.id)
+
+    # Sealing
+
+    def seal(self, names: Sequence[str], data: bytes, place: bytes) -> str:
+        """These bytes as text, which opens in this place while all of these keys are there.
+
+        Raises `KeysWanted` if one of them has yet to be made.
+        """
+        joined = "+".join(names)
+        if joined not in self._ciphers and (wanted := self.missing(names)):
+            raise KeysWanted(wanted)
+        return f"{MARK_OF_KEYS}.{joined}.{self._cipher(joined).seal(data, place)}"
+
+    def open(self, text: str, place: bytes) -> bytes:
+        """The bytes again; raises ValueError if it was sealed otherwise.
+
+        Raises `KeyDestroyed` if one of its keys was destroyed, and `NotReadable` if one is missing.
+        """
+        mark, joined, code = text.split(".")
+        if mark != MARK_OF_KEYS:
+            raise ValueError("nothing that these keys sealed")
+        try:
+            return self._cipher(joined).open(code, place)
+        except KeyDestroyed:
+            # Named in a place where it never sealed anything, a destroyed key erases nothing.
+            if any(name.partition("-")[0].encode() not in place for name in joined.split("+")):
+                raise ValueError("nothing that was sealed there") from None
+            raise
+
+    def _cipher(self, joined: str) -> Cipher:
+        with self._guard:
+            if (known := self._ciphers.get(joined)) is not None:
+                return known
+            names = joined.split("+")
+            if any(name not in self._keys for name in names):
+                self.refresh()
+            if any(self.is_gone(name) for name in names):
+                raise KeyDestroyed
+            if lacking := [name for name in names if name not in self._keys]:
+                raise NotReadable(
+                    f"a key is missing in {self.path} ({lacking[0]}): restore the newest version "
+                    "of the keys file"
+                )
+            self._ciphers[joined] = made = self._seal.cipher([self._key(name) for name in names])
+            return made
+
+    def _key(self, name: str) -> bytes:
+        try:
+            return self._seal.open(self._keys[name], self._place(name))
+        except ValueError:
+            raise NotReadable(
+                f"a key in {self.path} can't be opened ({name}): append the key that "
+                "store.encryption_key had before, after a comma"
+            ) from None
+
+    def _wrapped(self, name: str, key: bytes) -> str:
+        return self._seal.seal(key, self._place(name))
+
+    def _place(self, *names: str) -> bytes:
+        return "\0".join(("keys", self.id, *names)).encode()
+
+    def _note(self, owner: str, note: str) -> str:
+        return self._seal.seal(note.encode(), self._place(owner, "note")) if note else ""
+
+    def _opened_note(self, owner: str, note: str) -> str:
+        try:
+            return self._seal.open(note, self._place(owner, "note")).decode()
+        except ValueError:
+            return ""
+
+    # The file
+
+    def refresh(self) -> None:
+        """See what others changed: one look at the file, if nobody did.
+
+        Raises `NotReadable` if it isn't what was written.
+        """
+        try:
+            there = self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise DiskRefused(self.path, refusal(error)) from error
+        if _stamp_of(there) != self._stamp:
+            with self._guard:
+                self._read(there)
+
+    def _read(self, there: os.stat_result) -> None:
+        """Read what is new: all of it, if the file was replaced."""
+        fd = open_file(self.path)
+        try:
+            header = _HEADER.match(os.pread(fd, _HEADER_BYTES, 0))
+            if header is None:
+                raise self._invalid("is not a keys file")
+            file_id, edition = header[1].decode(), header[2].decode()
+            is_same = edition == self._edition
+            data = _read_from(fd, self._end if is_same else _HEADER_BYTES)
+        finally:
+            os.close(fd)
+        # What a kill cut off was never used.
+        whole = data[: data.rfind(b"\n") + 1]
+        keys, gone = (self._keys, self._gone) if is_same else ({}, {})
+        try:
+            fresh_keys, fresh_gone = _parsed(whole.decode())
+        except ValueError:
+            raise self._invalid("was changed by something else") from None
+        keys, gone = keys | fresh_keys, gone | fresh_gone
+        if len(keys) + len(gone) < int(header[3]):
+            raise self._invalid("ends too early, so that keys are missing")
+        self._keys, self._gone, self.id, self._edition = keys, gone, file_id, edition
+        self._end = (self._end if is_same else _HEADER_BYTES) + len(whole)
+        self._stamp = _stamp_of(there)
+        if not is_same:
+            self._ciphers.clear()
+
+    def _invalid(self, what: str) -> NotReadable:
+        return NotReadable(
+            f"the keys file {self.path} {what}: restore its newest copy; nothing was written"
+        )
+
+    def _append(self, fresh: Mapping[str, str]) -> None:
+        fd = open_file(self.path, os.O_RDWR)
+        try:
+            os.ftruncate(fd, self._end)
+            os.lseek(fd, 0, os.SEEK_END)
+            added = "".join(f"{name} {token}\n" for name, token in fresh.items()).encode()
+            write_all(fd, added)
+            os.fsync(fd)
+            self._keys |= fresh
+            # Behind the keys, so that it never counts one that is not there.
+            header = self._header(self.id, self._edition, len(self._keys) + len(self._gone))
+            os.pwrite(fd, header.encode(), 0)
+            self._end += len(added)
+            self._stamp = _stamp_of(os.fstat(fd))
+        finally:
+            os.close(fd)
+
+    def _replace(
+        self, keys: Mapping[str, str], gone: Mapping[str, tuple[float, str]], *, file_id: str
+    ) -> None:
+        header = self._header(file_id, token_hex(8), len(keys) + len(gone))
+        lines = [f"{name} {token}\n" for name, token in keys.items()]
+        for name, (at, note) in gone.items():
+            lines.append(" ".join(filter(None, (name, _GONE, f"{at:.3f}", note))) + "\n")
+        replace_file(self.path, (header + "".join(lines)).encode(), durable=True)
+        self._read(self.path.stat())
+
+    def _header(self, file_id: str, edition: str, lines: int) -> str:
+        return f"nanoloop-keys 1 {file_id} {edition} {lines:012}\n"
+
+    @contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Keep others from changing the file; gives whether there is one. It blocks."""
+        with self._guard:
+            try:
+                make_folder(self.path.parent)
+                with waited_lock(self.path.with_name(f"{self.path.name}.lock")):
+                    self.refresh()
+                    yield self.path.exists()
+            except StoreError:
+                raise
+            except OSError as error:
+                raise DiskRefused(self.path, refusal(error)) from error
+
+
+class SessionKeys:
+    """The names of a session's keys; they say nothing of who it is, or who is in it."""
+
+    def __init__(
+        self, file: KeysFile, secret: bytes, born: str, *, edition: int, dying: Collection[str]
+    ) -> None:
+        """`born` is the session's random name, and `dying` are keys not to be used any more."""
+        self._file = file
+        self._secret = secret
+        self._born = born
+        self._dying = dying
+        self.log = (f"{born}-log",)
+        """Seals what is nobody's."""
+        self.mixed = (f"{born}-mixed-{edition}",)
+        """Seals what several people's words went into."""
+
+    def person(self, person: Person) -> str:
+        """What stands for this account, in this session only."""
+        return _digest(self._secret, self._born, *person)
+
+    def of(self, people: Iterable[str]) -> tuple[str, ...]:
+        """The keys for what is open only as long as none of these people was erased."""
+        return tuple(sorted(map(self._newest, people))) or self.log
+
+    def erased_at(self, person: Person) -> float | None:
+        """When this person's words were last erased here; None if they never were."""
+        moments = [self._file.gone_at(name) for name in self._names(self.person(person))]
+        return max((moment for moment in moments if moment is not None), default=None)
+
+    def _newest(self, digest: str) -> str:
+        """The person's key; each erasing is followed by another one, for what is said anew."""
+        return self._names(digest)[-1]
+
+    def _names(self, digest: str) -> list[str]:
+        names = [f"{self._born}-{digest}-1"]
+        while names[-1] in self._dying or self._file.is_gone(names[-1]):
+            names.append(f"{self._born}-{digest}-{len(names) + 1}")
+            if self._file.is_gone(self._born):
+                break
+        return names
+
+
+@lru_cache(maxsize=4096)
+def _digest(secret: bytes, *names: str) -> str:
+    data = "\0".join(names).encode("utf-8", "surrogatepass")
+    return hmac.new(secret, data, hashlib.sha256).hexdigest()[:20]
+
+
+def _stamp_of(there: os.stat_result) -> _Stamp:
+    return there.st_ino, there.st_size, there.st_mtime_ns
+
+
+def _read_from(fd: int, start: int) -> bytes:
+    pieces = []
+    while piece := os.pread(fd, 1 << 20, start):
+        pieces.append(piece)
+        start += len(piece)
+    return b"".join(pieces)
+
+
+def _parsed(text: str) -> tuple[dict[str, str], dict[str, tuple[float, str]]]:
+    """The keys and the tombstones in these lines; raises ValueError."""
+    keys: dict[str, str] = {}
+    gone: dict[str, tuple[float, str]] = {}
+    for line in text.splitlines():
+        name, word, *more = line.split(" ")
+        if word == _GONE:
+            at, note = (*more, "")[:2]
+            gone[name] = float(at), note
+        else:
+            keys[name] = word
+    return keys, gone
+
+
+Piece = tuple[Any, Sequence[str]]
+"""A value with the names of the keys that seal it."""
+
+
+def apart(
+    said: Mapping[str, Any], keys: SessionKeys, pieces: list[Piece]
+) -> tuple[dict[str, Any], tuple[str, ...], list[Piece]]:
+    """A stored message without what it quotes of others, each of which has another key.
+
+    Also the keys of who sent it, and the pieces with what it quotes.
+    """
+    metadata = said["metadata"]
+    sender = sender_in(metadata)
+    told = []
+    for quote in stored_quotes(metadata):
+        person = person_in(quote.get("by")) if isinstance(quote, Mapping) else None
+        if person is None or person == sender:
+            told.append(quote)
+        else:
+            told.append({"kind": quote.get("kind"), PIECE: len(pieces)})
+            pieces.append((quote, keys.of([keys.person(person)])))
+    names = keys.of([keys.person(sender)] if sender else [])
+    metadata = with_quotes(metadata, told) if told else metadata
+    return {**said, "metadata": metadata}, names, pieces
+
+
+def beside(where: bytes, pieces: Any) -> bytes:
+    """What a text with this many pieces is bound to: without one of them it must not open."""
+    count = len(pieces) if isinstance(pieces, list) else 0
+    return b"%b with %d pieces" % (where, count) if count else where
+
+
+def nth(where: bytes, number: int) -> bytes:
+    """What the piece of this number is bound to."""
+    return b"%b piece %d" % (where, number)
+
+
+def together(said: Mapping[str, Any], pieces: Sequence[Any]) -> dict[str, Any]:
+    """A stored message with what it quotes; what was erased of it says so."""
+    quotes = [_quote(quote, pieces) for quote in stored_quotes(said["metadata"])]
+    return {**said, "metadata": with_quotes(said["metadata"], quotes)} if quotes else {**said}
+
+
+def _quote(quote: Any, pieces: Sequence[Any]) -> Any:
+    if not isinstance(quote, Mapping) or PIECE not in quote:
+        return quote
+    found = pieces[quote[PIECE]]
+    return erased_quote(quote) if found is None else found
+
+
+def together_in(name: str, said: Any, pieces: Sequence[Any]) -> Any:
+    """A section with its pieces; what was erased of it is left out."""
+    if name == ABOUT:
+        return {**said, "title": pieces[said["title"][PIECE]] or ""}
+    found = (pieces[item[PIECE]] for item in said)
+    return [together(item, pieces) for item in found if item is not None]
