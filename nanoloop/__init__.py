@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from nanoloop.stores.jsonl.store import JsonlStore
     from nanoloop.stores.sqlite import SqliteStore
     from nanoloop.tools.call import current_call
+    from nanoloop.tools.file_results import FileResult
     from nanoloop.tools.function import tool
     from nanoloop.turn import Hooks, Recording
 
@@ -51,6 +52,7 @@ _HOME = {
     "Attachment": "nanoloop.messages",
     "DirectChannel": "nanoloop.embedding",
     "Entry": "nanoloop.session.entry",
+    "FileResult": "nanoloop.tools.file_results",
     "Hooks": "nanoloop.turn",
     "Identity": "nanoloop.session.head",
     "InMemoryStore": "nanoloop.stores.in_memory",
@@ -86,6 +88,7 @@ __all__ = [
     "Attachment",
     "DirectChannel",
     "Entry",
+    "FileResult",
     "Hooks",
     "Identity",
     "InMemoryStore",

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyio.to_thread import run_sync
 
+from nanoloop import documents
 from nanoloop.bounded import BoundedDict
 from nanoloop.errors import (
     AttachmentsFull,
@@ -69,8 +70,6 @@ NOTED = "sessions-noted"
 FORGETTING = ".forgetting"
 """In it, an earlier version listed the files that it was about to delete."""
 LOCK = "lock"
-TEXT_SHOWN = 20_000
-"""How many characters of a text file the model sees."""
 _ID = re.compile(r"[0-9a-f]{40}")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{16}|.*\.new")
 """What `put_file` and `replace_file` write into, before the file has its name."""
@@ -80,7 +79,6 @@ _MAGIC = (
     (b"GIF87a", "image/gif"),
     (b"GIF89a", "image/gif"),
 )
-_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,13 +114,7 @@ def mime_type_of(data: bytes) -> str | None:
             return mime_type
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
-    if _CONTROL.search(data):
-        return None
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-    return "text/plain"
+    return documents.mime_type_of(data)
 
 
 class Attachments:
@@ -140,6 +132,7 @@ class Attachments:
         self._sealing = sealing
         self._bytes: int | None = None
         self._recent: BoundedDict[tuple[str, str, bytes], str] = BoundedDict(REMEMBERED)
+        self._documents = documents.Documents()
         # One at a time: no other thread waits for one.
         self._checks = FairLimiter(1)
 
@@ -157,6 +150,28 @@ class Attachments:
         same = (owner, name, hashlib.sha256(data).digest())
         if (known := await run_sync(self._kept_again, self._recent.get(same, ""))) is not None:
             return known
+        kept = await self._keep(data, owner=owner, name=name, mime_type=mime_type)
+        self._recent[same] = kept.id
+        return kept
+
+    async def keep_made(
+        self, data: bytes, *, session_id: str, name: str, mime_type: str
+    ) -> StoredFile:
+        """Store a file that was made for this session, unchanged; it is durable on return.
+
+        Whether it is a picture is judged by its bytes. Raises `AttachmentsFull` and `DiskRefused`.
+        """
+        known = mime_type_of(data)
+        if known in TYPES or mime_type in TYPES:
+            mime_type = known or "application/octet-stream"
+        try:
+            kept = await self._keep(data, owner="", name=name, mime_type=mime_type)
+        except OSError as error:
+            raise DiskRefused(self.folder, refusal(error)) from error
+        await self.refer(session_id, (kept.id,))
+        return kept
+
+    async def _keep(self, data: bytes, *, owner: str, name: str, mime_type: str) -> StoredFile:
         kept = StoredFile(
             id=token_hex(20),
             owner=owner,
@@ -171,7 +186,6 @@ class Attachments:
         await self._put(f"{kept.id}.data", data)
         # Last: what is known of a file is known of a whole one.
         await self._put(f"{kept.id}.json", _noted(kept))
-        self._recent[same] = kept.id
         return kept
 
     async def about(self, attachment_id: str) -> StoredFile | None:
@@ -190,6 +204,20 @@ class Attachments:
         """What is known about a file that this session may use; None for any other."""
         kept = await self.about(attachment_id)
         return kept if kept is not None and session_id in (kept.sessions or ()) else None
+
+    async def to_send(self, session_id: str, attachment_id: str) -> StoredFile | None:
+        """Do the same as `held`, but return None also if the data is missing or the disk fails."""
+        with suppress(OSError):
+            kept = await self.held(session_id, attachment_id)
+            if kept is not None and await run_sync((self.folder / f"{kept.id}.data").is_file):
+                return kept
+        return None
+
+    async def document(self, kept: StoredFile, data: bytes | None = None) -> documents.Document:
+        """Return the text of a file; pass its bytes if they are at hand."""
+        if data is None and (data := await self.data(kept.id)) is None:
+            return documents.Document(problem=documents.PROBLEMS["gone"])
+        return await self._documents.read(data, owner=kept.owner, key=kept.id)
 
     async def _read(self, attachment_id: str, suffix: str) -> bytes | None:
         name = f"{attachment_id}{suffix}"

@@ -244,6 +244,7 @@ class FileRefused(StoreError, OSError):
 
     def __init__(self, path: object, why: str) -> None:
         super().__init__(f"{path} {why}")
+        self.why = why
 
 
 class StoreConflict(StoreError):

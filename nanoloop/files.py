@@ -206,6 +206,28 @@ def open_beneath(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
         return fd
 
 
+def read_plain(path: Path | str, *, most_bytes: int, beneath: Path | str | None = None) -> bytes:
+    """Return the content of a file that code named, or somebody else within `beneath`; it blocks.
+
+    Raises `FileRefused` for a link, for anything but a regular file, and for a file of more than
+    `most_bytes`, which is then not read; and `OSError` as `open` does.
+    """
+    if beneath is None:
+        if not stat.S_ISREG((there := os.lstat(path)).st_mode) and not stat.S_ISLNK(there.st_mode):
+            raise FileRefused(path, NO_FILE)  # opening a device can have effects
+        fd = _opened(path, path, os.O_RDONLY)
+    else:
+        fd = open_beneath(Path(beneath), str(path))
+    with os.fdopen(fd, "rb") as file:
+        there = os.fstat(file.fileno())
+        if not stat.S_ISREG(there.st_mode):
+            raise FileRefused(path, NO_FILE)
+        data = file.read(most_bytes + 1) if there.st_size <= most_bytes else b""
+    if max(there.st_size, len(data)) > most_bytes:
+        raise FileRefused(path, f"has more than {most_bytes:,} bytes: make it smaller")
+    return data
+
+
 def _check_file_in(folder: int, name: str, path: Path) -> None:
     """Refuse a device before it is opened, because opening one can have side effects."""
     with suppress(FileNotFoundError):

@@ -16,7 +16,7 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """A file that was sent with a message, given as a reference rather than as content."""
+    """A file that was sent with a message or an answer, given as a reference, not as content."""
 
     kind: str
     """`image`, `audio`, `video` or `file`."""
@@ -28,6 +28,8 @@ class Attachment:
     """The size in bytes, if known."""
     text: str | None = None
     """The file's text for the model, if it is a text file; stored with the message."""
+    chars: int | None = None
+    """How many characters it has, if that is more than `text` has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,8 @@ class Outbound:
     session_id: str | None = None
     incident: str | None = None
     """The id under which the operator finds the failure that an apology reports."""
+    attachments: tuple[Attachment, ...] = ()
+    """The files that belong to an answer, in order; its text doesn't name them."""
     id: str | None = None
     """The text's id, which stays the same if it is sent again; some platforms then show it only
     once.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from random import Random
@@ -290,6 +290,61 @@ def files_in(entry: Entry) -> set[str]:
     refs += [image.get("url") for image in _mappings(images)]
     found = (_FILE.fullmatch(ref) for ref in refs if isinstance(ref, str))
     return {match[1] for match in found if match is not None}
+
+
+_NAMED = re.compile(
+    rf"(?P<image>!)?\[(?P<label>[^\]\n]*)\]\({SCHEME}(?P<id>[0-9a-f]{{40}})\)"
+    rf"|[`<(]?{SCHEME}(?P<bare>[0-9a-f]{{40}})[`>)]?"
+)
+
+
+def named_files(text: str) -> list[str]:
+    """Return the ids of the files that an answer names, in order, each once."""
+    if SCHEME not in text:
+        return []
+    return list(dict.fromkeys(match["id"] or match["bare"] for match in _NAMED.finditer(text)))
+
+
+def without_files(text: str) -> str:
+    """Return an answer as people see it: links to files become their words, ids disappear."""
+    return _NAMED.sub(_words_of_link, text).strip() if SCHEME in text else text
+
+
+def _words_of_link(named: re.Match[str]) -> str:
+    return "" if named["bare"] or named["image"] else named["label"]
+
+
+_UNFINISHED = re.compile(
+    r"!?\[[^\]\n]{0,200}(\](\([a-z]*:?[0-9a-f]{0,40})?)?$"
+    r"|[`<(]?\b[a-z]{1,10}:?[0-9a-f]{0,40}$"
+    r"|(?<![0-9a-f])[`<(!]$"
+)
+
+
+class PiecesWithoutFiles:
+    """Does the same for streamed pieces: what may be the start of a file's id is held back."""
+
+    def __init__(self, has_files: Callable[[], bool]) -> None:
+        """`has_files` returns whether the session has files that can be named."""
+        self._has_files = has_files
+        self._rest = ""
+
+    def __call__(self, piece: str) -> str:
+        """Return what may be shown now."""
+        text, self._rest = self._rest + piece, ""
+        unfinished = _UNFINISHED.search(text)
+        if unfinished and _may_name(unfinished[0]) and self._has_files():
+            text, self._rest = text[: unfinished.start()], unfinished[0]
+        return _NAMED.sub(_words_of_link, text) if SCHEME in text else text
+
+
+def _may_name(text: str) -> bool:
+    """Return whether this end of a text may become the name of a file."""
+    if "[" in text:
+        _, _, address = text.partition("](")
+        return not address or SCHEME.startswith(address) or address.startswith(SCHEME)
+    bare = text.lstrip("`<(!")
+    return not bare or SCHEME.startswith(bare) or bare.startswith(SCHEME)
 
 
 def _mappings(values: Any) -> Iterator[Mapping[str, Any]]:

@@ -17,6 +17,7 @@ from nanoloop.protocols import ToolCall, ToolSpec
 from nanoloop.session.chat import decoded, open_calls, result_text, results_by_call
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
+from nanoloop.session.speech import FILES
 from nanoloop.tools.call import CLAIM, CurrentCall, Outlet, Tell, asked_by, call_of, calling
 from nanoloop.tools.results import READ_RESULT, Results
 from nanoloop.tools.toolbox import Toolbox, ToolOutcome
@@ -140,9 +141,12 @@ class Effects:
         text, metadata = outcome.text, dict[str, Any]()
         if outcome.whole and self._results is not None:
             text, metadata = await self._results.keep(outcome, call=call.id)
+            text = "\n".join(filter(None, (text, outcome.files_told)))
+        if outcome.files:
+            metadata[FILES] = [*metadata.get(FILES, ()), *outcome.files]
         if outcome.is_unsure and self._runs_once(tool) and self._is_resumable(tool):
             self._unsure[key] = current.call, current.attempt
-            metadata = {AGAIN: [current.call, current.attempt]}
+            metadata[AGAIN] = [current.call, current.attempt]
         return Entry.tool_result(
             tool,
             text if outcome.success else None,

@@ -108,7 +108,8 @@ class Results:
 
     async def _text(self, wanted: str) -> str:
         result = next((entry for entry in self._kept() if entry.metadata[WHOLE] == wanted), None)
-        for file in () if result is None else files_in(result):
+        files = set() if result is None else files_in(result)
+        for file in (each for each in files if each.startswith(wanted)):  # and not what it sends
             if await self._files.held(self._session.id, file) is None:
                 continue
             if (data := await self._files.data(file)) is not None:

@@ -27,6 +27,7 @@ from nanoloop.protocols import (
 )
 from nanoloop.session.chat import MOST_PARTS
 from nanoloop.session.session import Session
+from nanoloop.tools.file_results import KeptResults, kept_results, parted
 from nanoloop.tools.function import tool as as_tool
 from nanoloop.tools.results import clipped
 from nanoloop.words import nearest
@@ -86,6 +87,10 @@ class ToolOutcome:
     seconds: float = 0.0
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """The arguments, decoded; empty if they could not be."""
+    files: Sequence[Mapping[str, Any]] = ()
+    """The facts about the files that it returned."""
+    files_told: str = ""
+    """What the model reads about these files."""
     whole: str = ""
     """The whole result, if the model sees only its head and tail."""
     chars: int = 0
@@ -113,6 +118,15 @@ class Toolbox:
         self._result_chars = result_chars
         self.specs: tuple[ToolSpec, ...] = tuple(spec for spec, _ in self._tools.values())
         """The specs that the model gets, in the order given."""
+
+    def plus(self, tool: Tool) -> Toolbox:
+        """The same with one more tool, unless it has one of that name."""
+        if tool.spec.name in self._tools:
+            return self
+        tools = [*(known for _, known in self._tools.values()), tool]
+        return Toolbox(
+            tools, timeout_seconds=self._timeout_seconds, result_chars=self._result_chars
+        )
 
     @property
     def tools(self) -> Mapping[str, Tool]:
@@ -157,7 +171,12 @@ class Toolbox:
             tool = self._found(run.call.name)
             if not run.settles:
                 run.parameters = decoded(run.call.arguments)
-            run.text = as_text(_checked(await self._in_time(tool, run), run))
+            result, files = parted(_checked(await self._in_time(tool, run), run))
+            run.text = as_text(result)
+            if files:
+                session = here.get(None)
+                session_id = None if session is None else session.id
+                run.files = await kept_results(files, session_id=session_id)
             run.error = None
         # A tool's bug is text for the model: neither `sys.exit` nor a group of errors with a
         # cancellation in it may end the turn.
@@ -196,6 +215,7 @@ class _Run:
     call: ToolCall
     parameters: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
+    files: KeptResults = field(default_factory=KeptResults)
     error: str | None = "the tool was interrupted and returned no result"
     is_refused: bool = False
     settles: str = ""
@@ -215,13 +235,17 @@ class _Run:
         error = clipped(_sendable(self.error or "an error without a text"), chars)
         success = self.error is None
         self.text = _sendable(self.text)
+        # Behind a text that may be cut.
+        text = "\n".join(filter(None, (clipped(self.text, chars), self.files.told)))
         return ToolOutcome(
             call=self.call,
             success=success,
-            text=clipped(self.text, chars) if success else error,
+            text=text if success else error,
             error="" if success else error,
             seconds=self.seconds,
             parameters=self.parameters,
+            files=self.files.facts if success else (),
+            files_told=self.files.told,
             whole=self.text[:MOST_WHOLE] if success and len(self.text) > chars else "",
             chars=chars,
             is_refused=self.is_refused,

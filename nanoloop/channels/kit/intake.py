@@ -15,11 +15,12 @@ from typing import Self
 import anyio
 from anyio.abc import TaskGroup
 
-from nanoloop.attachments import TEXT_SHOWN, Attachments, mime_type_of
+from nanoloop.attachments import Attachments, mime_type_of
 from nanoloop.bounded import BoundedDict
 from nanoloop.channels.kit.access import AccessControl, command
 from nanoloop.channels.kit.drafts import Drafts
 from nanoloop.channels.kit.platform import File, Heard, Place, Platform
+from nanoloop.documents import SHOWN_CHARS
 from nanoloop.errors import BusFull, Declined, PictureRefused, place_of, reason_of
 from nanoloop.events import FileLeftOut, HearingFailed, MessageRepeated, announce
 from nanoloop.lanes import Lanes
@@ -382,18 +383,25 @@ class Files:
         name = file.name or file.kind
         mime_type = known or file.mime_type or "application/octet-stream"
         kept = await attachments.keep(data, owner=owner, name=name, mime_type=mime_type)
-        return Attachment(
+        about = Attachment(
             kind="file" if file.kind == "image" and kept.kind != "image" else file.kind,
             ref=f"{SCHEME}{kept.id}",
             name=name,
             mime_type=kept.mime_type,
             size=kept.size,
-            text=_text_of(data, known, mime_type),
         )
+        if known is None and mime_type.startswith("image/"):
+            return replace(about, text=NOT_SHOWN)
+        if about.kind != "file":
+            return about
+        found = await attachments.document(kept, data)
+        if found.problem:
+            announce(FileLeftOut(channel=self._channel, reason=found.problem))
+        return replace(about, text=found.shown(about.ref), chars=found.chars)
 
     async def _words(self, transcriber: Transcriber, file: File, data: bytes) -> str:
         try:
-            return (await transcriber.words(file, data))[:TEXT_SHOWN]
+            return (await transcriber.words(file, data))[:SHOWN_CHARS]
         except Exception as error:  # noqa: BLE001 - as above
             return self._left_out(error, NOT_READ)
 
@@ -402,13 +410,6 @@ class Files:
         reason = reason_of(error)
         announce(FileLeftOut(channel=self._channel, reason=reason))
         return words
-
-
-def _text_of(data: bytes, known: str | None, mime_type: str) -> str | None:
-    """Return the text that the model reads in place of a file that it can't see."""
-    if known == "text/plain":
-        return data.decode()[:TEXT_SHOWN]
-    return NOT_SHOWN if known is None and mime_type.startswith("image/") else None
 
 
 SECONDS = 60.0

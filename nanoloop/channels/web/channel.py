@@ -57,8 +57,8 @@ from nanoloop.channels.web.api import (
     quoted,
     serve,
 )
-from nanoloop.channels.web.dialogue import CHANNEL, shown_attachment
-from nanoloop.channels.web.feed import FeedWriter, OpenStreams
+from nanoloop.channels.web.dialogue import CHANNEL
+from nanoloop.channels.web.feed import FeedWriter, OpenStreams, shown_attachment
 from nanoloop.channels.web.names import MessageNames
 from nanoloop.channels.web.openai import completions
 from nanoloop.channels.web.openai.completions import HEADER, IGNORED, REPEATED
@@ -402,6 +402,10 @@ async def me(call: ApiCall) -> Response:
     return JSONResponse(about)
 
 
+_NOT_TAKEN = (
+    "send an image (png, jpeg, gif, webp), a PDF, a Word document (docx), a spreadsheet (xlsx, "
+    "csv) or a text"
+)
 NAME_LIMIT = 120
 _GIVEN_OUT = {
     "X-Content-Type-Options": "nosniff",
@@ -412,10 +416,10 @@ _GIVEN_OUT = {
 
 @serve("POST", "/api/attachments", status=201, refuses=(413, 415, 422))
 async def upload(call: ApiCall, data: bytes) -> Response:
-    """Upload an image or a text file; its name goes in the header X-Name, percent-encoded."""
+    """Upload an image or a document; its name goes in the header X-Name, percent-encoded."""
     mime_type = mime_type_of(data) if data else None
     if mime_type is None:
-        raise Refusal(415, "send an image (png, jpeg, gif, webp) or a UTF-8 text file")
+        raise Refusal(415, _NOT_TAKEN)
     name = _safe_name(unquote(call.request.headers.get("x-name", "")))
     try:
         kept = await call.backend.attachments.keep(
@@ -437,7 +441,7 @@ def _safe_name(name: str) -> str:
     return shown[:NAME_LIMIT] or "file"
 
 
-@serve("GET", "/api/attachments/{attachment}", produces=("image/*", "text/plain"))
+@serve("GET", "/api/attachments/{attachment}", produces=("*/*",))
 async def download(call: ApiCall) -> Response:
     """Download an uploaded file."""
     attachment_id = str(call.request.path_params["attachment"])

@@ -1,0 +1,166 @@
+"""Files that tools return: stored for the session, named to the model, sent with the answer."""
+
+from __future__ import annotations
+
+import mimetypes
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anyio.to_thread import run_sync
+
+from nanoloop.errors import AttachmentsFull, DiskRefused, FileRefused, ToolError
+from nanoloop.files import read_plain, refusal
+from nanoloop.session.entry import SCHEME, TOOL_RESULT, Entry
+from nanoloop.session.speech import FILES, file_mark
+
+if TYPE_CHECKING:
+    from nanoloop.attachments import Attachments
+
+MOST_BYTES = 50_000_000
+"""The size of the largest file that a tool may return."""
+MOST_FILES = 10
+"""How many files one call may return."""
+NAME_CHARS = 120
+SENT = "send"
+"""The key that marks a tool's file as one to be sent with the turn's answer."""
+files_here: ContextVar[tuple[Attachments, str] | None] = ContextVar("files of tools", default=None)
+"""Set by each turn: where its tools' files are stored, and for which session."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptResults:
+    """What happened to the files of one call."""
+
+    told: str = ""
+    """What the model reads about them."""
+    facts: tuple[dict[str, Any], ...] = ()
+    """What is stored about the files beside the tool's result."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileResult:
+    """A file that a tool returns: alone, in a list, or in a list with text.
+
+    Give its bytes, or a path, which is read after the tool has returned. If a model or a person
+    chose the path, also give `beneath`, the folder that it must stay in.
+    """
+
+    content: bytes | str | Path = field(repr=False)
+    """The bytes, or the path of a file."""
+    name: str = ""
+    """The name that people see; by default, the path's."""
+    mime_type: str = ""
+    """The MIME type; by default, it follows from the name."""
+    beneath: str | Path | None = None
+    """The folder that the path is relative to and must stay in; no link is followed there."""
+    send: bool = True
+    """Whether to send it with the turn's answer even if the model doesn't name it there."""
+
+    def __post_init__(self) -> None:
+        # Here, where the tool's author sees it.
+        if isinstance(self.content, bytes | bytearray | memoryview):
+            object.__setattr__(self, "content", bytes(self.content))
+        elif not isinstance(self.content, str | Path):
+            raise TypeError(f"a file is {type(self.content).__name__}: give bytes or a path")
+
+    @property
+    def shown_name(self) -> str:
+        """Return the last part of its name, with visible characters only."""
+        path = "" if isinstance(self.content, bytes) else str(self.content)
+        last = (self.name or path).replace("\\", "/").rstrip("/").rpartition("/")[2]
+        visible = "".join(sign if sign.isprintable() else " " for sign in last).strip()
+        return visible[:NAME_CHARS] or "file"
+
+    @property
+    def shown_type(self) -> str:
+        """Return its MIME type, as given or guessed from its name."""
+        known = self.mime_type or mimetypes.guess_type(self.shown_name)[0]
+        return known or "application/octet-stream"
+
+    def read(self) -> bytes:
+        """Return its bytes, at most `MOST_BYTES`; it blocks and raises `OSError` on failure."""
+        if not isinstance(self.content, bytes):
+            return read_plain(self.content, most_bytes=MOST_BYTES, beneath=self.beneath)
+        if len(self.content) > MOST_BYTES:
+            raise FileRefused(
+                self.shown_name, f"has more than {MOST_BYTES:,} bytes: make it smaller"
+            )
+        return self.content
+
+
+def parted(result: Any) -> tuple[Any, Sequence[FileResult]]:
+    """Split what a tool returned into everything else and its files."""
+    if isinstance(result, FileResult):
+        return "", (result,)
+    if not isinstance(result, list | tuple):
+        return result, ()
+    files = [item for item in result if isinstance(item, FileResult)]
+    if not files:
+        return result, ()
+    rest = [item for item in result if not isinstance(item, FileResult)]
+    if all(isinstance(item, str) for item in rest):
+        return "\n".join(rest), files
+    return (rest[0] if len(rest) == 1 else rest), files
+
+
+async def kept_results(files: Sequence[FileResult], *, session_id: str | None) -> KeptResults:
+    """Store these files for the session of the current turn; they are durable on return.
+
+    If a file can't be stored, a sentence tells the model why; the call itself has succeeded.
+    """
+    told: list[str] = []
+    facts: list[dict[str, Any]] = []
+    for number, file in enumerate(files):
+        try:
+            if number >= MOST_FILES:
+                raise ToolError(f"a call may return at most {MOST_FILES} files")  # noqa: TRY301
+            known = await _kept(file, session_id)
+        except (ToolError, AttachmentsFull, DiskRefused, OSError) as error:
+            told.append(f"[the file {file.shown_name} is missing: {_why(error)}]")
+        else:
+            facts.append(known)
+            told.append(_named(known))
+    return KeptResults(told="\n".join(told), facts=tuple(facts))
+
+
+async def _kept(file: FileResult, session_id: str | None) -> dict[str, Any]:
+    here = files_here.get()
+    if here is None or here[1] != session_id:  # an agent that a tool asks, say
+        raise ToolError("files can't be kept in this conversation")
+    attachments = here[0]
+    kept = await attachments.keep_made(
+        await run_sync(file.read),
+        session_id=here[1],
+        name=file.shown_name,
+        mime_type=file.shown_type,
+    )
+    known: dict[str, Any] = {"kind": kept.kind, "ref": f"{SCHEME}{kept.id}", "name": kept.name}
+    known |= {"mime_type": kept.mime_type, "size": kept.size}
+    return known | ({SENT: True} if file.send else {})
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if isinstance(error, FileRefused):
+        return f"it {error.why}"  # without the folders above it, which are nobody's business
+    if isinstance(error, OSError) and not isinstance(error, DiskRefused):
+        return refusal(error)
+    return str(error)
+
+
+def _named(known: dict[str, Any]) -> str:
+    what = "It is sent with your answer." if known.get(SENT) else "Name it in your answer to send."
+    return f"{file_mark(known)} {known['ref']}. {what}"
+
+
+def sent_with(entries: Iterable[Entry]) -> Iterator[dict[str, Any]]:
+    """Yield what is known about the files of these entries that are sent with the answer."""
+    results = (entry.metadata.get(FILES) for entry in entries if entry.type == TOOL_RESULT)
+    for files in results:
+        for known in files if isinstance(files, list) else ():
+            if isinstance(known, Mapping) and known.get(SENT):
+                yield {name: value for name, value in known.items() if name != SENT}
