@@ -359,7 +359,12 @@ class Chats:
         match todo:
             case Send():
                 await send_owed(
-                    session, todo.seq, bus=self._bus, sessions=self._sessions, nodes=self._nodes
+                    session,
+                    todo.seq,
+                    bus=self._bus,
+                    sessions=self._sessions,
+                    nodes=self._nodes,
+                    sentences=self._notices.speaking,
                 )
             case Think(seq=seq):
                 await self._think(key, session, seq)

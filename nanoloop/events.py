@@ -613,7 +613,7 @@ class HearingFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLeftOut(Event):
-    """A file in a message was not stored; the model is told that there was one."""
+    """A file of a message was not stored or read, or one of an answer not sent; this is told."""
 
     level: ClassVar[Level] = "warning"
     channel: str

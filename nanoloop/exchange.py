@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,13 +31,24 @@ from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound
 from nanoloop.nodes import Nodes
 from nanoloop.protocols import Bus, OnText, Provider, vendor_of
-from nanoloop.sending import ChatClaim, Notices, named, reply_to, send_answer
-from nanoloop.session.entry import Entry, fresh_id
+from nanoloop.sending import (
+    ChatClaim,
+    Notices,
+    named,
+    noted_files,
+    reply_to,
+    send_answer,
+    with_files,
+)
+from nanoloop.session.entry import SCHEME, Entry, PiecesWithoutFiles, fresh_id
 from nanoloop.session.options import UNLIMITED
 from nanoloop.session.queue import STEERS, heard_by, said_first
 from nanoloop.session.session import Session
+from nanoloop.session.speech import FILES
 from nanoloop.sessions import Sessions, give_way
 from nanoloop.tools.call import Tell
+from nanoloop.tools.file_results import files_here, sent_with
+from nanoloop.tools.reading import AttachmentReader
 from nanoloop.turn import Act, Answer, Cutting, Keeping, RequestOutcome, Turn, trimmed
 from nanoloop.writing import is_away, leave_alone
 
@@ -140,6 +152,7 @@ class Exchange:
         self._started = time.monotonic()
         provider = agent.provider or parts.provider
         agent.equip(session, provider, defaults=UNLIMITED)
+        agent = _with_reader(agent, session, parts.sessions)
         self._view = parts.views.of(
             session,
             prompt=agent.prompt,
@@ -159,7 +172,7 @@ class Exchange:
                 steering=steering_in,
             ),
             cutting=parts.cutting(session, agent),
-            on_text=_stream_to(parts.bus, message, session.id),
+            on_text=_stream_to(parts.bus, message, session),
             sentences=parts.notices.speaking(message),
             tell=parts.teller(session, message),
         )
@@ -200,6 +213,8 @@ class Exchange:
         with self._turn.about():
             announce(TurnStarted(resumed=resumed))
             await self._view.fill(self._store)
+            files = self._sessions.attachments
+            files_here.set(None if files is None else (files, self.session.id))
             try:
                 return await self._turn.run()
             except Exception as error:
@@ -211,7 +226,7 @@ class Exchange:
         with self._turn.about():
             # Stored before it is sent, so that the log always has what the chat has read.
             lapses = self._nodes.lapses
-            said = await self._keep(answer)
+            said = await self._keep(await self._with_noted_files(answer))
             if self._turn.tell_cut():
                 self.session.release()
             await self._send(answer.text, said, lapses)
@@ -220,6 +235,18 @@ class Exchange:
             if self._turn.owes_resize:
                 self._summarizer.work_beside(self.session, self._resize)
             await self._tell_hooks(RequestOutcome(given=self.message.text, answer=answer))
+
+    async def _with_noted_files(self, answer: Answer) -> Answer:
+        """Return the answer with its files noted in its last entry, so that a resend has them."""
+        attachments = self._sessions.attachments
+        last_seq = self.session.last_seq
+        is_first = last_seq == self.seq  # as for nearly all: nothing was done for it
+        said = () if is_first else self.session.entries_between(self.seq, last_seq)
+        made = [*sent_with(said)]
+        if attachments is None or not (made or SCHEME in answer.text):
+            return answer
+        last = await noted_files(answer.entries[-1], made, attachments, self.session.id)
+        return replace(answer, entries=(*answer.entries[:-1], last))
 
     async def _keep(self, answer: Answer) -> Entry:
         kept: list[Entry] = []
@@ -279,9 +306,10 @@ class Exchange:
         await self._sessions.change(self.session, begun)
 
     async def _send(self, text: str, said: Entry, lapses: int) -> None:
-        answer = reply_to(self.message, text, "answer", self.session.id)
+        answer = named(reply_to(self.message, text, "answer", self.session.id), said)
+        sentences = self._notices.speaking(self.message)
         await send_answer(
-            named(answer, said),
+            await with_files(answer, said, self._sessions.attachments, sentences),
             bus=self._bus,
             sessions=self._sessions,
             session=self.session,
@@ -356,6 +384,18 @@ class _TurnFence:
         return await sessions.change(session, partial(self.act, act=act))
 
 
+def _with_reader(agent: Agent, session: Session, sessions: Sessions) -> Agent:
+    """Return the agent, with the reader of long files if there are any and it has tools."""
+    if sessions.attachments is None or not agent.toolbox.specs:
+        return agent
+    reader = AttachmentReader(sessions.attachments, session)
+    if not reader.is_offered:
+        return agent
+    reading = copy(agent)
+    reading.toolbox = agent.toolbox.plus(reader)
+    return reading
+
+
 def steering_in(session: Session) -> list[Entry]:
     """Return the waiting messages to add to the current turn, up to the first command."""
     return [entry for entry in said_first(session.waiting) if entry.metadata.get(STEERS)]
@@ -365,10 +405,16 @@ def _await_nothing(session: Session) -> None:
     session.awaiting = 0
 
 
-def _stream_to(bus: Bus, message: Inbound, session_id: str) -> OnText | None:
+def _stream_to(bus: Bus, message: Inbound, session: Session) -> OnText | None:
     """Return a function that sends pieces of the answer, if the chat's channel wants them."""
     if not bus.streams(message.channel):
         return None
-    chat = {"channel": message.channel, "chat": message.chat, "session_id": session_id}
+    chat = {"channel": message.channel, "chat": message.chat, "session_id": session.id}
     answers = message.message_id
-    return lambda piece: bus.publish_nowait(TextStreamed(**chat, text=piece, reply_to=answers))
+    shown = PiecesWithoutFiles(lambda: any(FILES in entry.metadata for entry in session.window))
+
+    def tell(piece: str) -> None:
+        if text := shown(piece):
+            bus.publish_nowait(TextStreamed(**chat, text=text, reply_to=answers))
+
+    return tell

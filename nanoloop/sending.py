@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 from nanoloop.errors import SessionNotFound, StoreError, TurnLost
 from nanoloop.events import FailureTold, about, announce
 from nanoloop.intake import inbound_of
-from nanoloop.messages import Inbound, Outbound
+from nanoloop.messages import Attachment, Inbound, Outbound
 from nanoloop.nodes import Nodes
 from nanoloop.protocols import Bus
 from nanoloop.sentences import Apology, Sentences
-from nanoloop.session.entry import Entry
+from nanoloop.session.entry import SCHEME, Entry, named_files, without_files
 from nanoloop.session.queue import is_asked
 from nanoloop.session.session import Session
+from nanoloop.session.speech import FILES
 from nanoloop.sessions import Sessions
 from nanoloop.writing import leave_alone
 
 if TYPE_CHECKING:
     from nanoloop.agents import Agents
+    from nanoloop.attachments import Attachments, StoredFile
 
 LOOK_BACK = 200
 """How many entries before an answer are searched first for its question."""
@@ -178,7 +180,13 @@ async def send_answer(
 
 
 async def send_owed(
-    session: Session, seq: int, *, bus: Bus, sessions: Sessions, nodes: Nodes
+    session: Session,
+    seq: int,
+    *,
+    bus: Bus,
+    sessions: Sessions,
+    nodes: Nodes,
+    sentences: Callable[[Inbound], Sentences],
 ) -> None:
     """Resend an answer that may not have arrived before a restart, if its channel still exists."""
     claim = ChatClaim(nodes, sessions, session.id, seq, nodes.lapses)
@@ -206,10 +214,9 @@ async def send_owed(
     if question is None or answer is None:
         return
     text = reply_to(question, str(answer.content["text"]), "answer", session.id)
-    answer_named = named(text, answer)
-    await send_answer(
-        answer_named, bus=bus, sessions=sessions, session=session, seq=seq, claim=claim
-    )
+    speaking = sentences(question)
+    whole = await with_files(named(text, answer), answer, sessions.attachments, speaking)
+    await send_answer(whole, bus=bus, sessions=sessions, session=session, seq=seq, claim=claim)
 
 
 async def _owed(
@@ -229,6 +236,54 @@ async def _owed(
 def named(answer: Outbound, entry: Entry) -> Outbound:
     """Return the answer with an id that stays the same each time it is sent."""
     return replace(answer, id=entry.id)
+
+
+async def noted_files(
+    entry: Entry, made: Iterable[Mapping[str, Any]], attachments: Attachments, session_id: str
+) -> Entry:
+    """Return the answer with what is known about its files: those it names, those made for it."""
+    facts: dict[str, Mapping[str, Any]] = {}
+    for file_id in named_files(str(entry.content.get("text") or "")):
+        if kept := await attachments.to_send(session_id, file_id):
+            facts[f"{SCHEME}{file_id}"] = _facts_of(kept)
+    for known in made:
+        facts.setdefault(str(known["ref"]), known)
+    return replace(entry, metadata={**entry.metadata, FILES: [*facts.values()]}) if facts else entry
+
+
+async def with_files(
+    answer: Outbound, entry: Entry, attachments: Attachments | None, sentences: Sentences
+) -> Outbound:
+    """Return the answer with its files as attachments, no longer named in its text.
+
+    The text has a sentence for a file that is gone, or that its session may not use.
+    """
+    noted, named = _noted(entry), named_files(answer.text)
+    files, lost = [], []
+    for file_id in dict.fromkeys((*named, *noted)):
+        kept = attachments and await attachments.to_send(answer.session_id or "", file_id)
+        if kept:
+            files.append(Attachment(**_facts_of(kept)))
+        elif name := noted.get(file_id):
+            lost.append(sentences.text("file_gone", name=name))
+        else:
+            lost.append(sentences.text("file_unknown"))
+    if not (files or lost):
+        return answer
+    text = "\n\n".join(filter(None, (without_files(answer.text), *dict.fromkeys(lost))))
+    return replace(answer, text=text, attachments=tuple(files))
+
+
+def _facts_of(kept: StoredFile) -> dict[str, Any]:
+    known: dict[str, Any] = {"kind": kept.kind, "ref": f"{SCHEME}{kept.id}", "name": kept.name}
+    return known | {"mime_type": kept.mime_type, "size": kept.size}
+
+
+def _noted(entry: Entry) -> dict[str, str]:
+    """Return the names of the files noted in an answer, by their ids."""
+    known = entry.metadata.get(FILES)
+    files = [file for file in known if isinstance(file, Mapping)] if isinstance(known, list) else []
+    return {str(f.get("ref")).removeprefix(SCHEME): str(f.get("name") or "file") for f in files}
 
 
 def question_in(entries: Sequence[Entry]) -> Inbound | None:

@@ -84,6 +84,12 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         **FAILURES,
         "between": " ",
         "row": "{name}: {value}",
+        # Of files that belong to an answer.
+        "file_unknown": "A file that belongs here is missing: it is not part of this conversation.",
+        "file_gone": "The file {name} is missing: it is no longer in this conversation.",
+        "file_large": "The file {name} is missing: it has {size} MB, and at most {most} MB can be "
+        "sent here.",
+        "file_refused": "The file {name} is missing: it is not accepted here.",
         # Each command's line in /help.
         "help_help": "list the commands",
         "help_new": "start a new conversation; this one is kept",

@@ -43,6 +43,7 @@ class DiscordServer:
         self.lost = self.unconfirmed = 0
         self.is_limited_at_reading = 0
         self.allows_content = True
+        self.refuses_files = False
         self.forgets_sessions = False
         """Whether what was told while nobody was connected can't be had by resuming."""
         self.identified = self.resumed = 0
@@ -55,7 +56,7 @@ class DiscordServer:
 
     @asynccontextmanager
     async def serving(self):
-        app = web.Application()
+        app = web.Application(client_max_size=30_000_000)
         app.router.add_route("*", _API + "/{path:.*}", self._call)
         app.router.add_get("/gateway", self._gateway)
         app.router.add_get("/cdn/{path:.*}", self._download)
@@ -171,7 +172,7 @@ class DiscordServer:
         is_counted = is_counted and not path.endswith("/typing")
         if path.endswith("/typing"):
             self.typed.add(path.split("/")[2])
-        if is_counted and (refusal := self._hindered(request)):
+        if is_counted and (refusal := self._hindered(request, files)):
             return refusal
         if self.is_limited_at_reading and path.endswith("/messages") and request.method == "GET":
             self.is_limited_at_reading -= 1
@@ -214,7 +215,9 @@ class DiscordServer:
             "team": None,
         }
 
-    def _hindered(self, request):
+    def _hindered(self, request, files):
+        if files and self.refuses_files:
+            return _json({"code": 40005, "message": "Request entity too large"}, status=413)
         if self.limited:
             self.limited -= 1
             return _limited(self.retry_after)

@@ -1,6 +1,7 @@
 """Stands between a bot and its homeserver, and goes wrong when told to."""
 
 from contextlib import asynccontextmanager
+from io import BytesIO
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 from anyio import Event
@@ -73,8 +74,9 @@ class MatrixProxy:
             if self.rewind is not None:
                 url, self.rewind = url.update_query(since=self.rewind), None
         headers = {name: it for name, it in request.headers.items() if name not in HOP}
+        body = await request.content.read()  # of any size
         async with self._session.request(
-            request.method, url, headers=headers, data=await request.read() or None
+            request.method, url, headers=headers, data=BytesIO(body) if body else None
         ) as answer:
             body = await answer.read()
             kept = {name: it for name, it in answer.headers.items() if name not in HOP}

@@ -42,7 +42,7 @@ class SlackServer:
 
     @asynccontextmanager
     async def serving(self):
-        app = web.Application()
+        app = web.Application(client_max_size=30_000_000)
         app.router.add_post("/api/{method}", self._call)
         app.router.add_get("/socket", self._socket)
         app.router.add_get("/files/{id}", self._download)

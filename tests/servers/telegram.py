@@ -24,7 +24,8 @@ LIMIT = 4096
 BATCH = 100
 SUPERGROUPS = -(10**12)
 """Below this a chat is one."""
-SENDING = ("sendmessage", "editmessagetext", "sendphoto", "senddocument")
+FILES = ("sendphoto", "sendaudio", "sendvoice", "senddocument", "sendmediagroup")
+SENDING = ("sendmessage", "editmessagetext", *FILES)
 
 
 class TelegramServer:
@@ -116,6 +117,8 @@ class TelegramServer:
         if faults.failing:
             faults.failing -= 1
             raise Refusal(502, "Bad Gateway")
+        if method in FILES and faults.file_refusal:
+            raise faults.file_refusal
         if method not in SENDING:
             return
         if faults.limited:
@@ -179,11 +182,37 @@ class TelegramServer:
         _, data = asked.files["photo"]
         if not data.startswith((b"\x89PNG", b"\xff\xd8")):
             raise Refusal(400, "Bad Request: IMAGE_PROCESS_FAILED")
-        return self._post(asked, "[photo]", data)
+        return self._post(asked, self._caption(asked.values) or "[photo]", data)
 
     async def _senddocument(self, asked):
         name, data = asked.files["document"]
-        return self._post(asked, f"[{name}]", data)
+        return self._post(asked, self._caption(asked.values) or f"[{name}]", data)
+
+    async def _sendaudio(self, asked):
+        name, data = asked.files["audio"]
+        return self._post(asked, self._caption(asked.values) or f"[music {name}]", data)
+
+    async def _sendvoice(self, asked):
+        _, data = asked.files["voice"]
+        if not data.startswith(b"OggS"):
+            raise Refusal(400, "Bad Request: VOICE_PROCESS_FAILED")
+        return self._post(asked, self._caption(asked.values) or "[voice]", data)
+
+    async def _sendmediagroup(self, asked):
+        told = []
+        for item in json.loads(asked.values["media"]):
+            _, data = asked.files[item["media"].removeprefix("attach://")]
+            text = self._caption(item) or f"[{item['type']} of an album]"
+            told.append(self._post(asked, text, data))
+        return told
+
+    def _caption(self, values):
+        if not (text := values.get("caption", "")):
+            return ""
+        text = self._parsed(text) if "parse_mode" in values else text
+        if utf16(text) > 1024:
+            raise Refusal(400, "Bad Request: message caption is too long")
+        return text
 
     async def _editmessagetext(self, asked):
         chat = self._chat(asked)
@@ -344,6 +373,7 @@ class Faults:
     """Requests of any kind that are answered with 502."""
     plain_only: bool = False
     refused: bool = False
+    file_refusal: Refusal | None = None
     blocked: set = field(default_factory=set)
     rate: tuple[int, float] | None = None
     """So many messages in a chat in so many seconds."""

@@ -36,7 +36,15 @@ from nanoloop.lanes import Lanes
 from nanoloop.messages import Quote, Speaker
 from nanoloop.plugins import Connected
 
-LIMITS = Limits(text=2000, size=utf16, edit_seconds=1.2, typing_seconds=10.0, file_bytes=10_000_000)
+LIMITS = Limits(
+    text=2000,
+    size=utf16,
+    edit_seconds=1.2,
+    typing_seconds=10.0,
+    file_bytes=10_000_000,
+    caption=2000,
+    album=10,
+)
 """Discord allows five edits in five seconds per channel, and posts count too."""
 READY_SECONDS = 1.0
 
@@ -98,10 +106,24 @@ class DiscordPlatform:
 
     async def upload(self, place: Place, file: Upload, *, reply_to: str | None, id: str) -> str:  # noqa: A002 - as above
         """Post a file."""
+        return await self.album(place, [file], reply_to=reply_to, id=id)
+
+    async def album(
+        self,
+        place: Place,
+        files: Sequence[Upload],
+        *,
+        reply_to: str | None,
+        id: str,  # noqa: A002 - as above
+    ) -> str:
+        """Post files in one message."""
+        caption = files[0].caption
         with explained():
             message = await self._channel(place).send(
-                file=discord.File(BytesIO(file.data), filename=file.name),
+                None if caption is None else caption.best,
+                files=[discord.File(BytesIO(file.data), filename=file.name) for file in files],
                 nonce=_nonce(id),
+                suppress_embeds=caption is not None,
                 **_answering(place, reply_to),
             )
         return str(message.id)

@@ -17,6 +17,7 @@ from nanoloop.channels.kit.connection import Connection, State
 from nanoloop.channels.kit.drafts import Drafts, Progress, notes_of
 from nanoloop.channels.kit.intake import Files, Intake, Transcriber, Typist
 from nanoloop.channels.kit.platform import Host, Platform
+from nanoloop.channels.kit.uploads import FileSender
 from nanoloop.errors import SettingsError
 from nanoloop.events import TextStreamed
 from nanoloop.messages import Outbound
@@ -59,12 +60,6 @@ class PlatformChannel:
         self.name = platform.name
         self.account = account
         self._connection = Connection(platform, sleep=sleep)
-        self._drafts = Drafts(
-            platform,
-            connection=self._connection,
-            progress=Progress(None if folder is None else notes_of(folder, self.name), data=folder),
-            attachments=attachments,
-        )
         self._typist = Typist(platform)
         self._pairing = Pairing(folder)
         self.access = AccessControl(
@@ -74,6 +69,14 @@ class PlatformChannel:
             sentences=sentences,
         )
         """Decides who may talk to the bot; without rules, nobody may."""
+        progress = Progress(None if folder is None else notes_of(folder, self.name), data=folder)
+        say = self.access.say
+        self._drafts = Drafts(
+            platform,
+            connection=self._connection,
+            progress=progress,
+            files=FileSender(platform, progress=progress, attachments=attachments, say=say),
+        )
         self._files = Files(
             channel=self.name,
             limit_bytes=platform.limits.file_bytes,

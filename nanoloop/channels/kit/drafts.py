@@ -19,7 +19,6 @@ from uuid import uuid4
 import anyio
 from anyio.abc import TaskGroup
 
-from nanoloop.attachments import Attachments
 from nanoloop.bounded import BoundedDict
 from nanoloop.channels.kit.connection import Connection
 from nanoloop.channels.kit.markdown import closed, split
@@ -30,13 +29,13 @@ from nanoloop.channels.kit.platform import (
     Platform,
     Text,
     TooLong,
-    Upload,
 )
+from nanoloop.channels.kit.uploads import FileSender
 from nanoloop.errors import SendLater
 from nanoloop.events import TextStreamed
 from nanoloop.files import load_file, make_folder, opener, own_key, replace_file
 from nanoloop.messages import Outbound
-from nanoloop.session.entry import SCHEME
+from nanoloop.session.entry import without_files
 
 FIRST_SECONDS = 0.2
 """How long to collect the first words, so that a message does not start with a single word."""
@@ -86,7 +85,7 @@ class Drafts:
         *,
         connection: Connection,
         progress: Progress,
-        attachments: Attachments | None = None,
+        files: FileSender,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.group: TaskGroup | None = None
@@ -95,7 +94,7 @@ class Drafts:
         self._connection = connection
         self._progress = progress
         self._writer = DraftWriter(platform, progress)
-        self._attachments = attachments
+        self._files = files
         self._clock = clock
         self._growing: dict[str, Draft] = {}
         self._shown_in: Counter[str] = Counter()
@@ -142,21 +141,22 @@ class Drafts:
             answer = f"{answer} {item.text}"
         place = Place.of(item.chat)
         letter = Letter(answer=answer, place=place, reply_to=item.reply_to, name=item.id)
-        if files := await self._files(item):
-            beside = replace(letter, answer=f"{answer} files", name=f"{item.id}.files")
-            await self._writer.enclose(beside, files)
-        await self._whole(letter, without(item.text))
-        self._progress.finish(f"{answer} files")
+        text = without_files(item.text)  # a notice may quote an answer
+        if item.attachments:
+            in_one = partial(self._in_one, letter)
+            text = await self._files.send(item, answer=answer, in_one=in_one)
+        await self._whole(letter, text)
+        if item.attachments:
+            self._files.forget(item, answer=answer)
 
-    async def _files(self, item: Outbound) -> list[Upload]:
-        """Return the linked files that the answer's session may use, up to the size limit."""
-        session_id = item.session_id
-        if self._attachments is None or item.kind != "answer" or session_id is None:
-            return []
-        names = enclosed(item.text)
-        found = [await _upload(self._attachments, session_id, name) for name in names]
-        limit = self._platform.limits.file_bytes
-        return [file for file in found if file is not None and len(file.data) <= limit]
+    def _in_one(self, letter: Letter, markdown: str) -> Text | None:
+        """The text as one message that can have files, if nothing of it is posted yet."""
+        if self._progress.begun(letter.answer):
+            return None
+        limits = self._platform.limits
+        texts = self._writer.texts(markdown, limits.text)
+        is_fitting = len(texts) == 1 and limits.size(texts[0].best) <= limits.caption
+        return texts[0] if is_fitting else None
 
     def close(self) -> None:
         """Mark all drafts as ended, because the tasks that updated them are gone."""
@@ -224,7 +224,7 @@ class Drafts:
 
     async def _shown(self, draft: Draft) -> float | None:
         """Show the text so far; returns how long to wait if the platform asks for a pause."""
-        text = closed(without(draft.text)).strip()
+        text = closed(draft.text).strip()
         if not text or not self._connection.is_up:
             return None
         try:
@@ -281,16 +281,6 @@ class DraftWriter:
                 limit //= 2
             else:
                 return
-
-    async def enclose(self, letter: Letter, files: list[Upload]) -> None:
-        """Post the files that have not been posted yet; raises the platform's errors."""
-        posted = self._progress.of(letter.answer, name=letter.name)
-        for number, file in list(enumerate(files))[len(posted.messages) :]:
-            reply_to = letter.reply_to if number == 0 else None
-            message = await self._platform.upload(
-                letter.place, file, reply_to=reply_to, id=f"{posted.name}.{number}"
-            )
-            self._progress.post(letter.answer, message, number=number)
 
     def texts(self, markdown: str, limit: int) -> list[Text]:
         """Split a text into messages that fit the limit both as plain text and formatted."""
@@ -430,9 +420,10 @@ class Progress:
         """Return whether part of this answer may have been posted already."""
         return self._digest(answer) in self._open
 
-    def post(self, answer: str, message: str, *, number: int) -> None:
-        """Record that the answer's message with this number was posted."""
-        self._note(posted=self._digest(answer), message=message, number=number)
+    def post(self, answer: str, message: str, *, number: int, count: int = 1) -> None:
+        """Record this as the answer's message with that number, and `count - 1` after it."""
+        more = {"count": count} if count > 1 else {}
+        self._note(posted=self._digest(answer), message=message, number=number, **more)
 
     def cut(self, answer: str, *, number: int) -> None:
         """Record that only the first `number` messages of the answer remain."""
@@ -473,7 +464,8 @@ class Progress:
             case {"begun": answer, "name": name}:
                 self._open[answer] = Posted(name=name)
             case {"posted": answer, "message": message, "number": number}:
-                self._of(answer).messages[number : number + 1] = [message]
+                count = int(fact.get("count", 1))
+                self._of(answer).messages[number : number + count] = [message] * count
             case {"cut": answer, "number": number}:
                 posted = self._of(answer)
                 del posted.messages[number:]
@@ -539,24 +531,3 @@ def rewrite_notes(folder: Path, *, of: Iterable[str] = ()) -> list[Path]:
 
 def _lines(facts: Iterable[dict[str, Any]]) -> bytes:
     return "".join(f"{json.dumps(fact)}\n" for fact in facts).encode()
-
-
-_ENCLOSED = re.compile(rf"!?\[[^\]\n]*\]\({SCHEME}(?P<id>[0-9a-f]{{40}})\)")
-
-
-def enclosed(text: str) -> list[str]:
-    """Return the ids of the files linked in a text, in order and without duplicates."""
-    return list(dict.fromkeys(match["id"] for match in _ENCLOSED.finditer(text)))
-
-
-def without(text: str) -> str:
-    """Return the text without its links to files."""
-    return _ENCLOSED.sub("", text).strip() if SCHEME in text else text
-
-
-async def _upload(attachments: Attachments, session_id: str, attachment_id: str) -> Upload | None:
-    kept = await attachments.held(session_id, attachment_id)
-    data = None if kept is None else await attachments.data(attachment_id)
-    if kept is None or data is None:
-        return None
-    return Upload(name=kept.name, mime_type=kept.mime_type, data=data)

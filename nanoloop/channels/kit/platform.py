@@ -29,6 +29,10 @@ class Limits:
     """How long a call of `typing` stays visible; None if the platform can't show typing."""
     file_bytes: int = 20_000_000
     """The largest file that is downloaded or sent."""
+    caption: int = 0
+    """The longest text that can be sent in the same message as files; 0 if none can."""
+    album: int = 1
+    """How many files can be sent in one message; with more than one there is a method `album`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,8 @@ class Upload:
     name: str
     mime_type: str
     data: bytes
+    caption: Text | None = None
+    """The text to send in the same message; only if it fits `Limits.caption`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +162,9 @@ class Platform(Protocol):
     allowed too, but the text is then not sent again.
 
     If the platform has a method `meet`, it is called once with the `Host` before `listen`.
+
+    If `Limits.album` is more than 1, it has a method `album(place, files, *, reply_to, id)`, which
+    posts so many files of one sort in one message, with the caption of the first.
     """
 
     @property
@@ -198,7 +207,10 @@ class Platform(Protocol):
         ...
 
     async def upload(self, place: Place, file: Upload, *, reply_to: str | None, id: str) -> str:  # noqa: A002 - as above
-        """Post a file, shown inline if it is an image, and return the message's id."""
+        """Post a file, displayed inline if it is an image, and return the message's id.
+
+        If the platform will never take it, raise `Declined`: the text is sent without it.
+        """
         ...
 
     def rendered(self, markdown: str) -> str | None:

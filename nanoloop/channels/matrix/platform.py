@@ -68,6 +68,7 @@ LIMITS = Limits(
     edit_seconds=2,  # homeservers allow few messages a second, and keep each edit forever
     typing_seconds=6,
     file_bytes=20_000_000,
+    caption=2000,
 )
 
 UPLOAD_SECONDS = 120.0

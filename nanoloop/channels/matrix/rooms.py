@@ -188,8 +188,8 @@ def shown(file: Upload, *, address: str) -> Content:
     group = file.mime_type.partition("/")[0]
     kind = group if group in ("image", "audio", "video") else "file"
     info = {"mimetype": file.mime_type, "size": len(file.data)}
-    name = {"body": file.name, "filename": file.name}
-    return {"msgtype": f"m.{kind}", **name, "url": address, "info": info, "m.mentions": {}}
+    name = said(file.caption or Text(plain=file.name), kind=f"m.{kind}")
+    return {**name, "filename": file.name, "url": address, "info": info}
 
 
 def placed(content: Content, place: Place, reply_to: str | None) -> Content:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
+from io import BytesIO
 from typing import Any, Literal
 
 import aiohttp
@@ -159,8 +160,10 @@ def _name(user: Mapping[str, Any]) -> str:
 
 
 LIMIT_BYTES = 20_000_000
+UPLOAD_SECONDS = 100.0
 _OWN = (".slack.com", ".slack-edge.com", ".slack-files.com")
 _OK = 200
+_REFUSALS = {400, 401, 403, 404, 413, 415, 422}
 Kind = Literal["image", "audio", "video", "file"]
 _KINDS: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
 
@@ -189,23 +192,29 @@ class SlackFiles:
             size=size if isinstance(size, int) else None,
         )
 
-    async def post(self, place: Place, file: Upload) -> str:
-        """Post a file to a chat and return its id."""
-        begun = await self._web.call(
-            "files.getUploadURLExternal", filename=file.name, length=len(file.data)
-        )
-        await self._put(str(begun["upload_url"]), file.data)
+    async def post(self, place: Place, files: Sequence[Upload]) -> str:
+        """Post files to a chat in one message; returns the first one's id."""
+        put = []
+        for file in files:
+            begun = await self._web.call(
+                "files.getUploadURLExternal", filename=file.name, length=len(file.data)
+            )
+            await self._put(str(begun["upload_url"]), file.data)
+            put.append({"id": begun["file_id"], "title": file.name})
         await self._web.call(
             "files.completeUploadExternal",
-            files=[{"id": begun["file_id"], "title": file.name}],
+            files=put,
             channel_id=place.chat,
             thread_ts=place.thread or None,
         )
-        return str(begun["file_id"])
+        return str(put[0]["id"])
 
     async def _put(self, address: str, data: bytes) -> None:
         try:
-            async with self._session.post(address, data=data) as answer:
+            limit = aiohttp.ClientTimeout(total=UPLOAD_SECONDS)
+            async with self._session.post(address, data=BytesIO(data), timeout=limit) as answer:
+                if answer.status in _REFUSALS:
+                    raise Declined(f"the file was refused ({answer.status})")
                 if answer.status != _OK:
                     raise SendLater(f"Slack did not accept the file ({answer.status})")
         except (aiohttp.ClientError, OSError) as error:

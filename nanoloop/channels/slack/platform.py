@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from nanoloop.errors import Declined, SendLater
 from nanoloop.lanes import Lanes
 from nanoloop.plugins import Connected
 
-LIMITS = Limits(text=4000, edit_seconds=1.2, file_bytes=LIMIT_BYTES)
+LIMITS = Limits(text=4000, edit_seconds=1.2, file_bytes=LIMIT_BYTES, album=10)
 """The longest text that Slack accepts in an edit, and an edit rate that it always accepts."""
 _SECONDS = 30.0
 T = TypeVar("T")
@@ -116,10 +116,24 @@ class SlackPlatform:
     async def typing(self, place: Place) -> None:
         """Do nothing: Slack has no typing indicator for bots."""
 
-    async def upload(self, place: Place, file: Upload, *, reply_to: str | None, id: str) -> str:  # noqa: A002, ARG002 - as above
+    async def upload(self, place: Place, file: Upload, *, reply_to: str | None, id: str) -> str:  # noqa: A002 - as above
         """Post a file and return the file's id."""
-        files = self._files(*self._connected())
-        return await self._told(None, files.post(place, file))
+        return await self.album(place, [file], reply_to=reply_to, id=id)
+
+    async def album(
+        self,
+        place: Place,
+        files: Sequence[Upload],
+        *,
+        reply_to: str | None,  # noqa: ARG002 - as above
+        id: str,  # noqa: A002, ARG002 - as above
+    ) -> str:
+        """Post files in one message; the id is the first one's."""
+        # Without the text: unlike a file, that is found again if the connection breaks.
+        try:
+            return await self._files(*self._connected()).post(place, files)
+        except Refused:  # the scope for files is missing: texts may be sent all the same
+            raise Declined("the token may not send files") from None
 
     def rendered(self, markdown: str) -> str:
         """Convert Markdown to Slack's format."""

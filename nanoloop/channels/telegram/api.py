@@ -175,7 +175,8 @@ def _meaning(error: TelegramError) -> Exception:
         case Conflict():
             return SendLater(OTHER_WEBHOOK if "webhook" in str(error).lower() else OTHER_POLLER)
         case NetworkError() if not isinstance(error, BadRequest):  # a subclass of NetworkError
-            return SendLater("the network failed")
+            is_large = "too large" in str(error).lower()
+            return Declined("file is too big") if is_large else SendLater("the network failed")
         case _ if type(error) is TelegramError:
             return SendLater("the response can't be read")
     return _refusal(error)

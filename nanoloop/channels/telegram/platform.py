@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
-from telegram import Bot, LinkPreviewOptions, Message, ReplyParameters
+from telegram import (
+    Bot,
+    InputMediaAudio,
+    InputMediaDocument,
+    InputMediaPhoto,
+    LinkPreviewOptions,
+    Message,
+    ReplyParameters,
+)
 from telegram.error import ChatMigrated
 
 from nanoloop.channels.kit.markdown import Markup, render, utf16
@@ -31,9 +39,13 @@ LIMITS = Limits(
     group_edit_seconds=4.0,  # 20 messages a minute are allowed, some of which complete answers need
     typing_seconds=5.0,
     file_bytes=20_000_000,
+    caption=1024,
+    album=10,
 )
 PHOTOS = ("image/jpeg", "image/png", "image/webp")
 PHOTO_BYTES = 10_000_000
+SONGS = ("audio/mpeg", "audio/mp4", "audio/x-m4a")
+VOICES = ("audio/ogg", "audio/opus")
 _NO_PREVIEW = LinkPreviewOptions(is_disabled=True)
 """A link preview would appear and disappear while an answer grows."""
 
@@ -125,15 +137,40 @@ class TelegramPlatform:
             )
 
     async def upload(self, place: Place, file: Upload, *, reply_to: str | None, id: str) -> str:  # noqa: A002, ARG002 - as above
-        """Post a file; a picture that Telegram can't show is sent as a document."""
-        name = file.name or "file"
-        if file.mime_type in PHOTOS and len(file.data) <= PHOTO_BYTES:
+        """Post a file; what Telegram can't show or play is sent as a document."""
+        about = {"filename": file.name or "file", **_caption(file)}
+        if (kind := _kind(file)) != "document":
             try:
-                send = partial(self._bot.send_photo, photo=file.data, filename=name)
-                return await self._send(place, reply_to, send)
+                post = getattr(self._bot, f"send_{kind}")
+                return await self._send(
+                    place, reply_to, partial(post, **{kind: file.data}, **about)
+                )
             except Declined:
                 pass
-        send = partial(self._bot.send_document, document=file.data, filename=name)
+        send = partial(self._bot.send_document, document=file.data, **about)
+        return await self._send(place, reply_to, send)
+
+    async def album(
+        self,
+        place: Place,
+        files: Sequence[Upload],
+        *,
+        reply_to: str | None,
+        id: str,  # noqa: A002, ARG002 - as above
+    ) -> str:
+        """Post files of one sort together; raises `Declined` if Telegram takes them only singly."""
+        kinds = {_kind(file) for file in files}
+        if len(kinds) > 1 or not kinds <= _MEDIA.keys():
+            raise Declined("they don't go together")
+        media = [
+            _MEDIA[kind](file.data, filename=file.name or "file", **_caption(file))
+            for kind in kinds
+            for file in files
+        ]
+
+        async def send(**where: Any) -> Message:
+            return (await self._bot.send_media_group(media=media, **where))[0]
+
         return await self._send(place, reply_to, send)
 
     def rendered(self, markdown: str) -> str:
@@ -161,6 +198,28 @@ class TelegramPlatform:
         if number is None:
             return None
         return ReplyParameters(number, allow_sending_without_reply=True)
+
+
+_MEDIA: Mapping[str, Callable[..., Any]] = {
+    "photo": InputMediaPhoto,
+    "audio": InputMediaAudio,
+    "document": InputMediaDocument,
+}
+
+
+def _kind(file: Upload) -> str:
+    """The kind of message in which Telegram shows or plays a file."""
+    if file.mime_type in PHOTOS and len(file.data) <= PHOTO_BYTES:
+        return "photo"
+    if file.mime_type in VOICES:
+        return "voice"
+    return "audio" if file.mime_type in SONGS else "document"
+
+
+def _caption(file: Upload) -> dict[str, Any]:
+    if file.caption is None:
+        return {}
+    return {"caption": file.caption.best, "parse_mode": _mode(file.caption)}
 
 
 def _thread(place: Place) -> int | None:
