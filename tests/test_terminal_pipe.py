@@ -3,6 +3,7 @@
 import json
 import os
 from contextlib import suppress
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -11,7 +12,7 @@ from anyio.lowlevel import checkpoint
 from nanoloop.bus import InProcessBus
 from nanoloop.channels.pipe import PipeChannel
 from nanoloop.events import TextStreamed
-from nanoloop.messages import Outbound
+from nanoloop.messages import Attachment, Outbound
 
 
 class Echo:
@@ -125,6 +126,23 @@ async def test_json_lines_carry_role_text_and_session(ends):
     ]
     assert "é" in written
     assert "\u009b" not in written
+
+
+PDF = {"name": "a.pdf", "mime_type": "application/pdf", "size": 9}
+FILE = Attachment(kind="file", ref="attachment:1", **PDF)
+
+
+async def test_the_files_of_an_answer_are_named_behind_it(ends):
+    script = ends(b"hello\n")
+    script.bus.answer = lambda m: [replace(out("here", to=m), attachments=(FILE,))]
+    assert await script.play() == ("here\n[file: a.pdf, application/pdf, 9 bytes]\n", "")
+
+
+async def test_json_lines_carry_the_files_of_an_answer(ends):
+    script = ends(b"hello\n", as_json=True)
+    script.bus.answer = lambda m: [replace(out("here", to=m), attachments=(FILE,))]
+    written, _ = await script.play()
+    assert json.loads(written)["files"] == [{"ref": "attachment:1", "kind": "file", **PDF}]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from nanoloop.channels.screen import Blocks, last_lines, printable, rendered
 from nanoloop.channels.terminal import TerminalChannel, keep_private
 from nanoloop.errors import BusFull, WrongKey
 from nanoloop.events import TextStreamed
-from nanoloop.messages import Outbound
+from nanoloop.messages import Attachment, Outbound
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 CTRL_C, CTRL_D, ENTER, ESCAPE_ENTER = "\x03", "\x04", "\r", "\x1b\r"
@@ -149,6 +149,14 @@ async def test_a_streamed_answer_is_shown_as_it_grows_and_settles(tmp_path):
         await person.say("First **block**.\n\nSecond grows more.")
         await person.shows("Second grows more.")
         assert person.channel._blocks.open == ""
+
+
+async def test_the_files_of_an_answer_are_named_below_it(tmp_path):
+    async with desk(tmp_path) as person:
+        file = Attachment(kind="image", ref="attachment:1", name="a.png", size=9)
+        said = Outbound(channel="terminal", chat="home", text="here", attachments=(file,))
+        await person.channel.send(said)
+        await person.shows("[image: a.png, 9 bytes]")
 
 
 async def test_control_characters_reach_no_terminal(tmp_path):

@@ -1,9 +1,11 @@
 """The page in a real browser: a conversation as a person has it, with files."""
 
 import json
+import re
 
 import pytest
 
+from nanoloop import FileResult
 from nanoloop.errors import NoConnection
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
@@ -11,6 +13,7 @@ from nanoloop.sentences import ENGLISH
 from tests import browser
 from tests.browser import Voice, answer, ask, expect, opened, say, serving
 from tests.images import png
+from tests.sent_files import PDF, calling, making
 
 anyio_backend = browser.anyio_backend
 chromium = browser.chromium
@@ -186,6 +189,7 @@ async def test_tool_calls_are_folded(chromium, tmp_path):
 
 
 PNG = png(size=(1, 1))
+ADDRESS = re.compile("/api/attachments/[0-9a-f]{40}")
 
 
 @pytest.mark.slow
@@ -235,6 +239,21 @@ async def test_a_broken_picture_says_so_before_it_is_sent(chromium, echo):
         what = {"name": "dot.png", "mimeType": "image/png", "buffer": PNG[:43]}
         await page.set_input_files("#file", [what])
         await expect(page.locator("#files .failed")).to_contain_text("it is damaged")
+
+
+@pytest.mark.slow
+async def test_an_answer_shows_its_pictures_and_links_to_its_files(chromium, tmp_path):
+    async with serving(tmp_path, calling("Here they are.")) as served:
+        picture = FileResult(PNG, name="dot.png")
+        served.app.loop.agents.default.toolbox = making([picture, PDF])
+        async with opened(chromium, served.url) as page:
+            await say(page, "make it")
+            shown = page.locator("#log > .answer .file")
+            await expect(shown).to_have_count(2)
+            await expect(shown.locator("img")).to_have_js_property("naturalWidth", 1)
+            await expect(shown.nth(1)).to_contain_text("report.pdf")
+            await expect(shown.nth(1).locator("a")).to_have_attribute("href", ADDRESS)
+            await expect(answer(page)).to_have_text("Here they are.")
 
 
 async def test_a_file_that_is_not_taken_says_why(chromium, echo):

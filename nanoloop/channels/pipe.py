@@ -9,6 +9,8 @@ import select
 from codecs import lookup
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
 from uuid import uuid4
 
 import anyio
@@ -18,6 +20,7 @@ from nanoloop.events import TextStreamed
 from nanoloop.messages import Inbound, Outbound
 from nanoloop.protocols import Bus
 from nanoloop.sentences import Incidents
+from nanoloop.session.speech import file_mark
 
 _UNSAFE_IN_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _ROLES = {"answer": "assistant", "notice": "notice", "error": "error"}
@@ -123,11 +126,17 @@ class PipeChannel:
             missing = unshown(text, self._streamed) if item.kind == "answer" else None
             text = f"\n{text}" if missing is None else missing
             self._streamed = ""
+        text = "\n".join((text, *(file_mark(asdict(file)) for file in item.attachments)))
         await self._write(self._stdout if to_stdout else self._stderr, printable(text) + "\n")
 
     def _json(self, item: Outbound, *, asked: bool) -> str:
-        fields: dict[str, str | bool] = {"role": _ROLES[item.kind], "text": item.text}
+        fields: dict[str, Any] = {"role": _ROLES[item.kind], "text": item.text}
         fields["session"] = self.chat
+        if item.attachments:
+            named = ("ref", "kind", "name", "mime_type", "size")
+            fields["files"] = [
+                {name: getattr(file, name) for name in named} for file in item.attachments
+            ]
         if not asked:  # an answer to an earlier run's message, or to none
             fields["unasked"] = True
         line = json.dumps(fields, ensure_ascii=lookup(self._encoding).name != "utf-8")

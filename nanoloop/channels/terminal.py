@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -36,6 +37,7 @@ from nanoloop.files import load_file, make_folder, open_file, replace_file
 from nanoloop.messages import Inbound, Outbound
 from nanoloop.protocols import Bus
 from nanoloop.sentences import Incidents
+from nanoloop.session.speech import file_mark
 
 _TWICE_SECONDS = 2.0
 """Pressing Ctrl-C twice within this time quits."""
@@ -160,6 +162,9 @@ class TerminalChannel:
             self._waiting_since = monotonic()
         if item.kind == "answer":
             await self._show_markdown(self._blocks.settle(text))
+            for file in item.attachments:
+                mark = f"{printable(file_mark(asdict(file)))}\n"
+                await self._show([(_STYLES["notice"], mark)])
             return
         if ends:
             await self._show_markdown(self._blocks.settle())

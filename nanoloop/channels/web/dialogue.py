@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 from uuid import uuid4
@@ -11,14 +11,23 @@ import anyio
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
-from nanoloop.attachments import TEXT_SHOWN
 from nanoloop.channels.web.access import LATER_SECONDS, Caller, Refusal, try_later
 from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, quoted, serve
 from nanoloop.channels.web.conversations import SESSION
+from nanoloop.channels.web.feed import shown_attachment
 from nanoloop.channels.web.names import ENTRIES_READ, OTHER_BODY, MessageName
 from nanoloop.messages import Attachment, Inbound, Outcome, Quote
 from nanoloop.protocols import Store
-from nanoloop.session.entry import MESSAGE, SCHEME, THINKING, TOOL_CALL, TOOL_RESULT, Entry, rfc3339
+from nanoloop.session.entry import (
+    MESSAGE,
+    SCHEME,
+    THINKING,
+    TOOL_CALL,
+    TOOL_RESULT,
+    Entry,
+    rfc3339,
+    without_files,
+)
 from nanoloop.session.queue import (
     is_command_text,
     last_exchange,
@@ -124,21 +133,17 @@ async def _attachment(backend: Backend, caller: Caller, attachment_id: str) -> A
     if kept is None or data is None:
         advice = "upload it first, and send the returned id"
         raise Refusal(422, f"attachments: there is no file {quoted(attachment_id)}: {advice}")
-    text = data.decode("utf-8", "replace") if kept.kind == "file" else None
-    return Attachment(
+    about = Attachment(
         kind=kept.kind,
         ref=f"{SCHEME}{kept.id}",
         name=kept.name,
         mime_type=kept.mime_type,
         size=kept.size,
-        text=text if text is None else _bounded(text),
     )
-
-
-def _bounded(text: str) -> str:
-    if len(text) <= TEXT_SHOWN:
-        return text
-    return f"{text[:TEXT_SHOWN]}\n[… {len(text) - TEXT_SHOWN} characters left out]"
+    if kept.kind != "file":
+        return about
+    found = await backend.attachments.document(kept, data)
+    return replace(about, text=found.shown(about.ref), chars=found.chars)
 
 
 def inbound(
@@ -315,6 +320,8 @@ def _message(entry: Entry) -> dict[str, Any]:
         "text": typed(entry),
         "attachments": [shown_attachment(file) for file in files],
     }
+    if entry.role == "assistant":
+        told |= shown_answer(entry)
     marks = {name: entry.metadata[name] for name in _MARKS if entry.metadata.get(name)}
     if quotes := [_shown_quote(quote) for quote in quotes_of(entry)]:
         marks["quotes"] = quotes
@@ -328,13 +335,11 @@ def _shown_quote(quote: Quote) -> dict[str, str]:
 _MARKS = ("message_id", "sender", "stopped", "finish_reason")
 
 
-def shown_attachment(file: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message's attachment with its URL."""
-    ref = str(file.get("ref") or "")
-    is_here = ref.startswith(SCHEME)
-    url = f"/api/attachments/{ref.removeprefix(SCHEME)}" if is_here else None
-    known = {name: file.get(name) for name in ("kind", "name", "mime_type", "size")}
-    return {**known, "url": url}
+def shown_answer(entry: Entry) -> dict[str, Any]:
+    """The text of an answer, and its files beside it."""
+    files = entry.metadata.get("attachments") or ()
+    text = without_files(str(entry.content.get("text") or ""))
+    return {"text": text, "attachments": [shown_attachment(file) for file in files]}
 
 
 def _call(entry: Entry) -> dict[str, Any]:

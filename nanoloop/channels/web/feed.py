@@ -41,7 +41,7 @@ from nanoloop.events import (
 from nanoloop.fairness import Shares
 from nanoloop.files import connection_limit
 from nanoloop.messages import Outbound
-from nanoloop.session.entry import rfc3339
+from nanoloop.session.entry import SCHEME, rfc3339
 
 if TYPE_CHECKING:
     from nanoloop.channels.web.watch import Sight
@@ -258,7 +258,9 @@ class FeedWriter:
             feed.running = None
         if item.id is not None and not feed.is_news("answer", item.id):
             return
-        answer = {"message_id": item.reply_to, "text": item.text, "kind": item.kind}
+        answer: dict[str, Any] = {"message_id": item.reply_to, "text": item.text, "kind": item.kind}
+        if item.attachments:
+            answer["attachments"] = [shown_attachment(asdict(file)) for file in item.attachments]
         feed.add("answer", answer)
 
     def hear(self, event: Event) -> None:
@@ -297,6 +299,15 @@ class FeedWriter:
 
     def _tell_changed(self, session_id: str) -> None:
         self.feeds.changes.add("sessions", {"id": session_id}, about=session_id)
+
+
+def shown_attachment(file: Mapping[str, Any]) -> dict[str, Any]:
+    """A file that came with a message or an answer, with its address."""
+    ref = str(file.get("ref") or "")
+    is_here = ref.startswith(SCHEME)
+    url = f"/api/attachments/{ref.removeprefix(SCHEME)}" if is_here else None
+    known = {name: file.get(name) for name in ("kind", "name", "mime_type", "size")}
+    return {**known, "url": url}
 
 
 def _take_piece(feed: Feed, piece: TextStreamed) -> None:

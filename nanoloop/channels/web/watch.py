@@ -12,7 +12,7 @@ from weakref import ReferenceType, ref
 import anyio
 
 from nanoloop.channels.web.conversations import shown_about
-from nanoloop.channels.web.dialogue import CHANNEL, shown_accepted
+from nanoloop.channels.web.dialogue import CHANNEL, shown_accepted, shown_answer
 from nanoloop.channels.web.feed import Feed, Feeds
 from nanoloop.errors import NanoloopError, SessionNotFound
 from nanoloop.nodes import Nodes
@@ -149,8 +149,10 @@ class SessionWatch:
 
 
 def _shown_answer(question: Entry, answer: Entry) -> dict[str, Any]:
-    text = str(answer.content.get("text") or "")
-    return {"message_id": message_id_of(question), "text": text, "kind": "answer"}
+    shown = shown_answer(answer)
+    if not shown["attachments"]:
+        del shown["attachments"]
+    return {"message_id": message_id_of(question), **shown, "kind": "answer"}
 
 
 def _said(session: Session, after: int) -> list[Entry]:

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from nanoloop.channels.screen import unshown
 from nanoloop.channels.web.access import LATER_SECONDS, Refusal, try_later
 from nanoloop.channels.web.api import Backend
-from nanoloop.channels.web.dialogue import CHANNEL, check_same, hand_in
+from nanoloop.channels.web.dialogue import CHANNEL, check_same, hand_in, shown_answer
 from nanoloop.channels.web.feed import (
     KEEP_ALIVE_SECONDS,
     STREAM_HEADERS,
@@ -281,11 +281,26 @@ class Completion:
     usage: Usage = field(default_factory=Usage)
     tool_calls: Sequence[Mapping[str, Any]] = ()
     """Tool calls for the client to run, in OpenAI's format."""
+    files: Sequence[Mapping[str, Any]] = ()
+    """The files of the answer, as `/api` shows them."""
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """The text and the files as content parts; empty if there are no files."""
+        text = [{"type": "text", "text": self.text}] if self.text else []
+        return [*text, *map(_part, self.files)] if self.files else []
 
     @property
     def reason(self) -> str:
         """The finish reason, limited to the values that clients know."""
         return self.finish_reason if self.finish_reason in _REASONS else "stop"
+
+
+def _part(file: Mapping[str, Any]) -> dict[str, Any]:
+    if file["kind"] == "image":
+        return {"type": "image_url", "image_url": {"url": file["url"]}}
+    known = {name: file[name] for name in ("mime_type", "size", "url")}
+    return {"type": "file", "file": {"filename": file["name"], **known}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +322,8 @@ class CompletionForm:
         }
         if calls:
             message["tool_calls"] = calls
+        if parts := completion.parts:  # beside the text: clients know that as a string only
+            message["content_parts"] = parts
         choice = {"index": 0, "message": message, "logprobs": None}
         return {
             **self._head("chat.completion"),
@@ -326,6 +343,8 @@ class CompletionForm:
         """Return the chunks that follow the text."""
         calls = [{"index": i, **call} for i, call in enumerate(completion.tool_calls)]
         data = self._chunk({"tool_calls": calls}) if calls else b""
+        if parts := completion.parts:
+            data += self._chunk({"content_parts": parts})
         data += self._chunk({}, completion.reason)
         if self.with_usage:
             usage = {"choices": [], "usage": usage_form(completion.usage)}
@@ -431,7 +450,8 @@ class SessionQuestion:
         if answer is None:
             raise _not_to_be_sent_again(ClientRefusal(409, WITHOUT_ANSWER, code="not_answered"))
         reason = str(answer.metadata.get("finish_reason") or "stop")
-        return Completion(text=str(answer.content.get("text") or ""), finish_reason=reason)
+        shown = shown_answer(answer)
+        return Completion(text=shown["text"], finish_reason=reason, files=shown["attachments"])
 
     async def _wait(self, over: anyio.Event) -> None:
         idle = 0
@@ -499,6 +519,7 @@ class AnswerListener:
         """The kind of the `Outbound`: an answer, a notice, or an error."""
         self.said = ""
         """The text streamed so far."""
+        self._files: Sequence[Mapping[str, Any]] = ()
         self.error = ""
         """The name of the error, if known."""
         self._usage = Usage()
@@ -522,7 +543,12 @@ class AnswerListener:
 
     def completion(self, text: str) -> Completion:
         """Return the answer with its usage."""
-        return Completion(text=text, finish_reason=self._finish_reason, usage=self._usage)
+        return Completion(
+            text=text,
+            finish_reason=self._finish_reason,
+            usage=self._usage,
+            files=self._files,
+        )
 
     def _piece(self, told: Mapping[str, Any]) -> None:
         if told["message_id"] == self._message_id:
@@ -553,6 +579,7 @@ class AnswerListener:
     def _answer(self, told: Mapping[str, Any]) -> None:
         if told["message_id"] == self._message_id:
             self.text, self.kind = told["text"], told["kind"]
+            self._files = told.get("attachments", ())
             self.over.set()
 
     def _changed(self, told: Mapping[str, Any]) -> None:

@@ -16,9 +16,13 @@ export function messageItem(entry, ready, result) {
 
 /** The user's text is shown as typed. */
 export function userItem({ text, attachments = [], quotes = [] }, meta) {
-	const files = attachments.length > 0 && el("div", { class: "files" }, attachments.map((file) => fileItem(file)));
+	const files = filesItem(attachments);
 	const bubble = text && el("div", { class: "bubble", dir: "auto" }, text);
 	return el("li", { class: "user" }, unseen("h2", "You said"), quotes.map(quoted), files, bubble, meta);
+}
+
+function filesItem(files = []) {
+	return files.length > 0 && el("div", { class: "files" }, files.map((file) => fileItem(file)));
 }
 
 function quoted({ name, text }) {
@@ -28,7 +32,7 @@ function quoted({ name, text }) {
 function answerItem(entry, body) {
 	const stopped = entry.stopped && el("span", { class: "tag" }, "stopped");
 	const meta = metaOf(entry, stopped, copyButton("Copy answer", () => entry.text));
-	return el("li", { class: "answer" }, unseen("h2", "Answer"), body, meta);
+	return el("li", { class: "answer" }, unseen("h2", "Answer"), body, filesItem(entry.attachments), meta);
 }
 
 function metaOf({ time }, ...more) {
