@@ -560,6 +560,41 @@ MUTATIONS = (
         new="changes = snapshot.to_changes()",
         test="tests/test_sealing.py -k who_had_a_session_open",
     ),
+    Mutation(
+        promise="a file that is refused costs a sentence, and not the answer",
+        file="nanoloop/channels/kit/uploads.py",
+        old="                reason = reason_of(error)",
+        new="                raise",
+        test="tests/test_sent_files.py::test_a_refused_file_costs_a_sentence_and_not_the_answer",
+    ),
+    Mutation(
+        promise="a path that a model chose stays beneath its folder",
+        file="nanoloop/tools/file_results.py",
+        old="beneath=self.beneath)",
+        new="beneath=None)",
+        test="tests/attack/test_tool_paths.py::test_a_name_that_a_model_chose_gets_nothing_from_outside",
+    ),
+    Mutation(
+        promise="a file of another session is not sent",
+        file="nanoloop/attachments.py",
+        old="kept = await self.held(session_id, attachment_id)",
+        new="kept = await self.about(attachment_id)",
+        test="tests/attack/test_tool_paths.py::test_the_file_of_another_session_is_not_sent_and_the_text_says_so",
+    ),
+    Mutation(
+        promise="what a tool made goes out with the answer, also after a restart",
+        file="nanoloop/exchange.py",
+        old="        made = [*sent_with(said)]",
+        new="        made = [*sent_with(said)] if answer.steps > 1 else []",
+        test="tests/test_sent_files.py::test_after_a_restart_before_the_answer_the_file_still_goes_out",
+    ),
+    Mutation(
+        promise="a document is read to its end",
+        file="nanoloop/documents.py",
+        old="MOST_CHARS = 10_000_000",
+        new="MOST_CHARS = 100_000",
+        test="tests/test_documents.py::test_the_fact_on_the_last_page_reaches_the_model",
+    ),
 )
 
 
