@@ -71,6 +71,7 @@ LINES = {
     "model get": f"model get '{ODD}'",
     "model path": "model path tiny",
     "model remove": "model remove tiny --yes",
+    "tools call": f"tools call '{ODD}'",
     "demo": "demo --fast",
     "debug-report": "debug-report s3 --output report.json",
     "docs": "docs faq",
@@ -94,6 +95,7 @@ ENDS = {
     "model get": Exit.NOT_FOUND,
     "model path": Exit.NOT_FOUND,
     "model remove": Exit.NOT_FOUND,
+    "tools call": Exit.NOT_FOUND,
 }
 """How those end that lack something here; the others do what they are for."""
 MORE = (
@@ -101,6 +103,7 @@ MORE = (
     "sessions export s1",
     "sessions stats s1 --json",
     "memory show s2 --json",
+    "tools",
     "config --json",
     "doctor --json",
     "chat --json -m hi",

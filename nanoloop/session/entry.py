@@ -34,6 +34,11 @@ def fresh_id() -> str:
     return f"{time_ns():016x}{_random.getrandbits(64):016x}"
 
 
+def short_id() -> str:
+    """Return a part of such an id, for what only has to differ from the few ids beside it."""
+    return fresh_id()[10:24]
+
+
 def utc_now() -> datetime:
     """Return the current time, as entries and sessions record it."""
     return datetime.now(timezone.utc)

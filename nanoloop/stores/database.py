@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from nanoloop import defaults
 from nanoloop.errors import SessionDamaged
 from nanoloop.protocols import Node, OwedSession
-from nanoloop.session.entry import Entry, fresh_id, from_rfc3339
+from nanoloop.session.entry import Entry, from_rfc3339, short_id
 from nanoloop.session.head import ABOUT, Changes, ChangeTracker
 from nanoloop.session.session import Session
 from nanoloop.stores.snapshot import (
@@ -77,7 +77,7 @@ class Commit:
         return cls(
             id=session_id,
             revision=changes.revision,
-            head={**changes.head, "rev": changes.revision + 1, COMMIT_ID: fresh_id()},
+            head={**changes.head, "rev": changes.revision + 1, COMMIT_ID: short_id()},
             sections=changes.sections,
             entries=changes.entries,
             texts=texts,
