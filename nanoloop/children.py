@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from fnmatch import fnmatchcase
 from typing import Any
 
 import anyio
+from anyio.abc import ByteReceiveStream, Process
 
 USUAL = ("HOME", "LANG", "LANGUAGE", "LC_*", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER")
 """Environment variables that every child process may see."""
@@ -60,3 +63,98 @@ async def run_in_background(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a program until it ends, or kill it if cancelled; `how` goes to `anyio.run_process`."""
     return await anyio.run_process(words, env=child_environment(keeps, adds), **how)
+
+
+GRACE_SECONDS = 1.0
+"""How long a program may take to end after its input has, and again after SIGTERM."""
+_GUARDED = """trap : TERM
+(trap "" HUP INT TERM; read _ <"$0"; kill -9 0) </dev/null >/dev/null 2>&1 & guard=$!
+"$@"
+code=$?
+kill -9 $guard; wait $guard 2>/dev/null
+exit $code"""
+"""Runs a program beside a guard, which kills the whole group once nobody holds the pipe `$0`."""
+_POLL_SECONDS = 0.01
+_SIGNALLED = 128
+
+
+@asynccontextmanager
+async def open_group(
+    words: Sequence[str],
+    *,
+    keeps: Iterable[str] = (),
+    adds: Mapping[str, str] | None = None,
+) -> AsyncIterator[Process]:
+    """Run a program with pipes, in a process group of its own.
+
+    On exit its input is closed, and nothing of the group is left, however this process ends, by
+    `kill -9` too. What leaves the group by itself, as a daemon does, is not found.
+    """
+    held, holding = os.pipe()
+    try:
+        try:
+            process = await anyio.open_process(
+                ["/bin/sh", "-c", _GUARDED, f"/dev/fd/{held}", *words],
+                stderr=subprocess.PIPE,
+                env=child_environment(keeps, adds),
+                start_new_session=True,  # Ctrl-C is for us: calls going on may be finished
+                pass_fds=(held,),
+            )
+        finally:
+            os.close(held)
+        try:
+            yield process
+        finally:
+            with anyio.CancelScope(shield=True):
+                holding = await _ended(process, holding)
+    finally:
+        if holding >= 0:
+            os.close(holding)
+
+
+async def _ended(process: Process, holding: int) -> int:
+    """End a group and let go of the pipe that its guard waits for."""
+    async with anyio.create_task_group() as draining:
+        # A program that can't write can't end, and its end is not seen before its last words.
+        for stream in (process.stdout, process.stderr):
+            draining.start_soon(_drain, stream, name="last words")
+        if process.stdin is not None:
+            with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await process.stdin.aclose()
+        if not await has_ended(process):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGTERM)
+            await has_ended(process)
+        os.close(holding)
+        await has_ended(process)
+        draining.cancel_scope.deadline = anyio.current_time() + GRACE_SECONDS
+    transport = getattr(getattr(process, "_process", None), "_transport", None)
+    if transport is not None:  # open while something outside the group holds a pipe
+        with suppress(PermissionError):
+            transport.close()
+    return -1
+
+
+async def _drain(stream: ByteReceiveStream | None) -> None:
+    with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
+        while stream is not None:
+            await stream.receive()
+
+
+async def has_ended(process: Process) -> bool:
+    """Whether it has ended, within a moment."""
+    # Not `process.wait()`: that also waits for whoever inherited its pipes.
+    with anyio.move_on_after(GRACE_SECONDS):
+        while process.returncode is None:  # noqa: ASYNC110 - nothing else tells of it
+            await anyio.sleep(_POLL_SECONDS)
+    return process.returncode is not None
+
+
+def how_it_ended(code: int | None) -> str:
+    """How a program ended that `open_group` ran: `ended with 1`, `was killed (SIGKILL)`."""
+    if code is None:
+        return "closed its output"
+    number = -code if code < 0 else code - _SIGNALLED
+    with suppress(ValueError):
+        return f"was killed ({signal.Signals(number).name})"
+    return f"ended with {code}"

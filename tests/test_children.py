@@ -98,4 +98,5 @@ def test_nothing_else_starts_a_process():
         "nanoloop/children.py calls subprocess.Popen",
         "nanoloop/children.py calls subprocess.run",
         "nanoloop/children.py calls anyio.run_process",
+        "nanoloop/children.py calls anyio.open_process",
     ]
