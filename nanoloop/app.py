@@ -29,7 +29,9 @@ from nanoloop.parts import (
     make_installation,
     make_loop,
     make_provider,
+    make_servers,
     make_store,
+    renew_agents,
     with_pictures,
 )
 from nanoloop.protocols import Channel, Provider, Store
@@ -39,6 +41,7 @@ from nanoloop.settings.vendors import suited
 from nanoloop.stores.installation import Installation
 from nanoloop.stores.sweep import sweep
 from nanoloop.telemetry import Telemetry
+from nanoloop.tools.servers import ToolServers
 
 
 class App:
@@ -75,6 +78,8 @@ class App:
         """Observers that receive every event, from before the store opens until it is closed."""
         self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """Other tasks to run for as long as the loop runs."""
+        self.tool_servers: ToolServers | None = None
+        """The servers whose tools the agents have."""
         self.former_files: Sequence[Path] = ()
         """Plaintext files left by earlier runs, removed before any message is answered."""
         self.stopping: list[Callable[[], None]] = []
@@ -102,7 +107,8 @@ class App:
         store = make_store(settings)
         models = provider or make_provider(settings)
         provider = with_pictures(settings, models)
-        loop = make_loop(settings, provider, store)
+        servers = make_servers(settings)
+        loop = make_loop(settings, provider, store, servers)
         app = cls(
             loop=loop,
             store=store,
@@ -112,6 +118,9 @@ class App:
             installation=make_installation(settings),
         )
         app.former_files = former_files(settings)
+        servers.changed = partial(renew_agents, settings, loop, servers)
+        app.tool_servers = servers
+        app.beside.append(servers.run)
         if isinstance(models, Models):
             app.beside.append(models.load)  # in parallel with the start
         return app

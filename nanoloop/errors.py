@@ -48,6 +48,7 @@ NanoloopError
 ├── ToolError                (data for the model; never ends the turn)
 │   ├── UnknownTool
 │   ├── BadArguments
+│   ├── ServerGone
 │   ├── ToolTimeout
 │   └── CallHadNoEffect
 └── ProviderError            (one plain sentence and the next step)
@@ -431,6 +432,10 @@ class UnknownTool(ToolError):
 
 class BadArguments(ToolError):
     """The arguments don't match the tool's schema."""
+
+
+class ServerGone(ToolError):
+    """The server of a tool went away, during a call or before it; what was done is unknown."""
 
 
 class ToolTimeout(ToolError):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,7 +14,8 @@ from nanoloop import plugins
 from nanoloop.agents import Agent, AgentLimits, Agents
 from nanoloop.attachments import Attachments, Forgetting
 from nanoloop.defaults import UPLOADS_BYTES
-from nanoloop.errors import SettingsError
+from nanoloop.errors import SettingsError, how_to_install
+from nanoloop.events import SettingsRefused, announce
 from nanoloop.files import remove_unfinished
 from nanoloop.loop import AgentLoop
 from nanoloop.memory import summarizer
@@ -47,9 +50,11 @@ from nanoloop.stores.opening import Opening
 from nanoloop.stores.place import default_url, path_of
 from nanoloop.stores.place import shown as shown_place
 from nanoloop.stores.sealed_files import FolderSealing
+from nanoloop.tools.finding import within_budget
 from nanoloop.tools.function import tool as as_tool
 from nanoloop.tools.functions import called, function_named, tool_named
 from nanoloop.tools.ready import calculator, clock, make_recall_tool
+from nanoloop.tools.servers import ToolServerPlace, ToolServers
 from nanoloop.tools.toolbox import ToolSource, chosen
 from nanoloop.words import did_you_mean
 
@@ -294,7 +299,9 @@ BUILT_IN = "built in"
 """The name of the source of built-in tools."""
 
 
-def make_tools(settings: Settings, recall: Recall | None = None) -> Sequence[ToolSource]:
+def make_tools(
+    settings: Settings, recall: Recall | None = None, servers: ToolServers | None = None
+) -> Sequence[ToolSource]:
     """Create the tools that agents can choose from, by source; raises `SettingsError`."""
     ours = TOOLS if recall is None else {**TOOLS, "recall": make_recall_tool(recall)}
     functions = _functions(settings, taken={*ours, *settings.tools.of_plugins})
@@ -302,6 +309,7 @@ def make_tools(settings: Settings, recall: Recall | None = None) -> Sequence[Too
         ToolSource(name=BUILT_IN, tools=ours),
         ToolSource(name="functions", tools=functions),
         ToolSource(name="packages", tools=_packages(settings, settings.tools.of_plugins)),
+        *(servers.sources if servers else ()),
     )
 
 
@@ -336,9 +344,54 @@ def _installed(settings: Settings, name: str) -> Tool:
     return tool
 
 
-def make_agents(settings: Settings, recall: Recall | None = None) -> Agents:
+def server_places(settings: Settings) -> list[ToolServerPlace]:
+    """List the enabled tool servers; raises `SettingsError` if the package mcp is missing."""
+    used = {name: own for name, own in settings.tools.servers.items() if own.enabled}
+    if used and not _has_mcp():
+        first = next(iter(used))
+        raise SettingsError(
+            f"tools.servers.{first} needs mcp 2.3, which is not installed: {how_to_install('mcp')}"
+        )
+    return [
+        ToolServerPlace(
+            name=name,
+            command=own.command,
+            url=own.url,
+            headers={key: value.get_secret_value() for key, value in own.headers.items()},
+            env=own.env,
+            tools=own.tools,
+            timeout_seconds=own.timeout_seconds or settings.tools.timeout_seconds,
+        )
+        for name, own in used.items()
+    ]
+
+
+def _has_mcp() -> bool:
+    """Whether the package is installed in a version that fits; does not load it."""
+    try:
+        return version("mcp").split(".")[:1] == ["2"]
+    except PackageNotFoundError:
+        return False
+
+
+def make_servers(settings: Settings) -> ToolServers:
+    """Create the tool servers, without starting them; raises like `server_places`."""
+    return ToolServers(server_places(settings), folder=settings.data)
+
+
+def renew_agents(settings: Settings, loop: AgentLoop, servers: ToolServers | None) -> None:
+    """Give the agents the tools that the servers have now, from the next turn on."""
+    try:
+        loop.agents.renew(make_agents(settings, loop.recall, servers))
+    except SettingsError as error:
+        announce(SettingsRefused(reason=str(error)))
+
+
+def make_agents(
+    settings: Settings, recall: Recall | None = None, servers: ToolServers | None = None
+) -> Agents:
     """Create the configured agents, including the default one."""
-    sources = make_tools(settings, recall)
+    sources = make_tools(settings, recall, servers)
     terminal = settings.channels.terminal.agent
     return Agents(
         make_agent(settings, AgentSettings(), sources=sources),
@@ -365,7 +418,11 @@ def make_agent(
             name,
             prompt=settings.prompt if own.prompt is None else own.prompt,
             model=own.model,
-            tools=_tools_of(settings, own, name, sources),
+            tools=within_budget(
+                _tools_of(settings, own, name, sources),
+                [source.tools for source in sources if source.is_budgeted],
+                tokens=settings.tools.budget_tokens,
+            ),
             limits=limits,
             settings=settings.session.rules(),
         )
@@ -390,9 +447,17 @@ def _tools_of(
     more = {each for each in more if plugins.is_installed("tools", each)}
     known |= _packages(settings, sorted(more))
     names, lost = chosen(own.tools, list(known))
+    lost = [entry for entry in lost if not _is_of_a_server(settings, entry)]
     if lost:
         raise InvalidSettings([_no_tool(settings, agent, each, list(known)) for each in lost])
     return [known[name] for name in names]
+
+
+def _is_of_a_server(settings: Settings, entry: str) -> bool:
+    """Whether it may match a server's tools, which are known only once the server has answered."""
+    server, mark, _ = entry.removeprefix("!").partition("__")
+    may_match = bool(mark) or server.endswith("*")
+    return may_match and any(fnmatchcase(name, server) for name in settings.tools.servers)
 
 
 def _no_tool(settings: Settings, agent: str, entry: str, known: Sequence[str]) -> Problem:
@@ -406,14 +471,19 @@ def _no_tool(settings: Settings, agent: str, entry: str, known: Sequence[str]) -
     return _set_at(settings, key, f"{key} has {entry!r}, {lacks}: {advice}")
 
 
-def make_loop(settings: Settings, provider: Provider, store: Store) -> AgentLoop:
+def make_loop(
+    settings: Settings,
+    provider: Provider,
+    store: Store,
+    servers: ToolServers | None = None,
+) -> AgentLoop:
     """Create the loop with its bus, summariser, recall and agents."""
     recall = make_recall(settings, store)
     said = settings.sentences.model_dump(exclude_unset=True)
     sentences = Sentences(said, language=settings.language)
     return AgentLoop(
         provider=provider,
-        agents=make_agents(settings, recall),
+        agents=make_agents(settings, recall, servers),
         store=store,
         sentences=sentences,
         summarizer=make_summarizer(settings, in_background(provider), store),

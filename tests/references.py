@@ -20,6 +20,7 @@ from nanoloop.settings import SentenceSettings, Settings
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.keys import Unit, beside, by_name, is_named, table_of
 from nanoloop.settings.secrets import shown
+from nanoloop.tools import servers
 from tests import demo_picture
 
 ROOT = Path(__file__).parent.parent
@@ -200,9 +201,12 @@ def the_sentences():
     return table("name", "sentence", "said if", rows=rows)
 
 
+EVENTS = ("nanoloop.events", servers.__name__)
+
+
 def the_events():
     """Every line that the log may have, by level."""
-    kinds = {k.name(): k for k in Event.__subclasses__() if k.__module__ == "nanoloop.events"}
+    kinds = {k.name(): k for k in Event.__subclasses__() if k.__module__ in EVENTS}
     parts = []
     for level in ("error", "warning", "info", "debug"):
         rows = [_event(kind) for kind in kinds.values() if kind.logged and kind.level == level]

@@ -103,7 +103,7 @@ def test_the_example_with_every_line_taken_in_shows_each_setting(tmp_path):
     file.write_text(every.replace("channels.NAME", f"channels.{PLATFORM}"))
     settings = Settings.load(config=file)
     keys = [key for key, _ in values(settings) if key not in OWN]
-    shown = {re.sub(rf"\.(cook|groq|{PLATFORM})\.", ".NAME.", key) for key in keys}
+    shown = {re.sub(rf"\.(cook|files|groq|{PLATFORM})\.", ".NAME.", key) for key in keys}
     assert shown == {key for key, _ in known_settings(Settings)}
     assert all(settings.origin(key).kind == "file" for key in keys)
     optional = dict.fromkeys(
@@ -118,7 +118,7 @@ def test_the_example_with_every_line_taken_in_shows_each_setting(tmp_path):
     summary = settings.summary.model_copy(update={"fallback_model": None, "daily_tokens": None})
     tables = {"provider": calls, "store": store, "summary": summary, "local": Settings().local}
     tables["session"] = Settings().session
-    tables["tools"] = settings.tools.model_copy(update={"functions": {}})
+    tables["tools"] = settings.tools.model_copy(update={"functions": {}, "servers": {}})
     plain = settings.model_copy(update=optional | tables)
     assert plain.model_dump() == Settings().model_dump()
 

@@ -73,6 +73,7 @@ LINES = {
     "model remove": "model remove tiny --yes",
     "tools call": f"tools call '{ODD}'",
     "demo": "demo --fast",
+    "tools accept": "tools accept files",
     "debug-report": "debug-report s3 --output report.json",
     "docs": "docs faq",
     "config": "config",
@@ -96,6 +97,7 @@ ENDS = {
     "model path": Exit.NOT_FOUND,
     "model remove": Exit.NOT_FOUND,
     "tools call": Exit.NOT_FOUND,
+    "tools accept": Exit.NOT_FOUND,
 }
 """How those end that lack something here; the others do what they are for."""
 MORE = (

@@ -32,6 +32,10 @@ MORE = {
     + "".join(f'{name} = "mine:{name}"\n' for name in ("unhinted", "number", "clock"))
     + 'broken = "broken:it"\nopen = "open:it"\n',
     "no tool's name": '[tools.functions]\n"two words" = "mine:it"',
+    "servers": "[tools.servers.a__b]\nenabled = false\n"
+    '[tools.servers.two]\ncommand = ["a"]\nurl = "http://a"\n'
+    '[tools.servers.keyed]\ncommand = ["a"]\nheaders = {"a b" = "c"}\n'
+    '[tools.servers.passing]\nurl = "http://a"\nenv = ["A"]',
     "no tool matches": '[agents.cook]\ntools = ["x__*"]',
     "a table that lacks something": 'model = "parrot:grey"\n[providers.parrot]',
     "a library that is missing": '[channels.matrix]\ntoken = "a"\nuser = "@a:b"\n'

@@ -18,7 +18,7 @@ SHOWN = {
 }
 SERVED = {
     *("discord_bot.py", "fastapi_app.py", "irc_channel.py", "notebook.ipynb", "speech.py"),
-    *("shop_tools.py", "telegram_bot.py"),
+    *("fruit_server.py", "shop_tools.py", "telegram_bot.py"),
 }
 """Shown by a file of tests for each: on a server, or as a notebook runs."""
 

@@ -65,6 +65,7 @@ TOLD = {
             "NANOLOOP_CHANNELS__MATRIX__TOKEN": "a",
         },
     ),
+    "mcp": (["tools"], {"NANOLOOP_TOOLS__SERVERS__FILES__URL": "http://127.0.0.1:9/mcp"}),
 }
 """What tells that an extra is missing: a command and the settings of its environment.
 

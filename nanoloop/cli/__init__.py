@@ -194,11 +194,12 @@ COMMANDS = {
         flags=("--data",),
     ),
     "tools": CommandHelp(
-        "list the tools that each agent may call, or try one",
+        "list the tools that each agent may call, try one, or accept those of a server",
         (
             "nanoloop tools",
             "nanoloop tools --json",
             'nanoloop tools call clock \'{"zone": "Europe/Berlin"}\'',
+            "nanoloop tools accept files",
         ),
     ),
     "debug-report": CommandHelp(

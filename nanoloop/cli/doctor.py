@@ -45,6 +45,7 @@ from nanoloop.parts import (
     make_attachments,
     make_installation,
     make_models,
+    make_servers,
     make_transcriber,
     recall_alone,
 )
@@ -176,6 +177,8 @@ async def _parts(
     for found in await _models(settings, whole.app, is_served=bool(processes)):
         yield found
     yield _tools(settings)
+    async for found in _servers(settings):
+        yield found
     yield await _store(settings)
     yield _disk(settings)
     yield _memory()
@@ -307,6 +310,21 @@ def _tools(settings: Settings) -> Check:
         return _wrong("tools", error)
     counts = (f"{len(agent.toolbox.specs)} for {name}" for name, agent in agents.items())
     return Check("tools", is_well=True, says=", ".join(counts))
+
+
+async def _servers(settings: Settings) -> AsyncIterator[Check]:
+    """Whether each tool server can be started, or reached."""
+    try:
+        servers = make_servers(settings)
+    except NanoloopError as error:
+        yield _wrong("tool servers", error)
+        return
+    async with servers.started():
+        for server in servers:
+            says, *more = server.report()
+            is_well = server.state == "connected" and not server.withheld
+            what, _, says = says.partition(": ")
+            yield Check(what, is_well=is_well, says="; ".join((says, *map(str.strip, more))))
 
 
 # This machine

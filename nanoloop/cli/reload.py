@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +20,7 @@ from nanoloop.cli.config import values
 from nanoloop.errors import SettingsError
 from nanoloop.events import SettingsRefused, SettingsReloaded, announce
 from nanoloop.files import user_folder
-from nanoloop.parts import check_models, make_agents
+from nanoloop.parts import check_models, make_agents, renew_agents, server_places
 from nanoloop.protocols import Channel
 from nanoloop.settings import Settings
 from nanoloop.settings.channels import PlatformSettings
@@ -27,6 +28,7 @@ from nanoloop.settings.files import NAME
 from nanoloop.settings.trust import FILE as TRUSTED
 from nanoloop.settings.vendors import suited
 from nanoloop.tools.functions import files_run
+from nanoloop.tools.servers import ToolServerPlace
 
 if TYPE_CHECKING:
     from nanoloop.app import App
@@ -37,7 +39,8 @@ LOOK_SECONDS = 1.0
 _RULES = "|".join(PlatformSettings.model_fields.keys() - {"enabled"})
 _CODE = "tools.functions"
 LIVE = re.compile(
-    rf"prompt|log\.level|agents\..*|tools\.functions|channels\.(?!web\.)\w+\.({_RULES})"
+    r"prompt|log\.level|agents\..*|tools\.(functions|budget_tokens|servers\..*)"
+    rf"|channels\.(?!web\.)\w+\.({_RULES})"
 )
 """Matches the settings that can change at runtime."""
 
@@ -53,6 +56,7 @@ class Fresh(NamedTuple):
 
     settings: Settings
     agents: Agents
+    places: Sequence[ToolServerPlace]
     has_new_code: bool
     """Whether a module with the user's functions has changed."""
 
@@ -116,7 +120,8 @@ class Reload:
             changed = {file for file in files_run() if before.get(file) != self._applied.get(file)}
             try:
                 fresh = self._fresh()
-                agents = make_agents(suited(fresh), self._app.loop.recall)
+                places = server_places(fresh)
+                agents = make_agents(suited(fresh), self._app.loop.recall, self._app.tool_servers)
                 check_models(fresh)
                 self._check_agents(fresh)
             except SettingsError as error:
@@ -124,7 +129,7 @@ class Reload:
             finally:
                 # Modules that were loaded just now must not be noticed next time.
                 self._applied = self._stamps() | self._applied
-            return Fresh(fresh, agents, bool(changed))
+            return Fresh(fresh, agents, places, bool(changed))
 
     def _apply(self, read: Fresh | SettingsError) -> None:
         if isinstance(read, SettingsError):
@@ -132,6 +137,10 @@ class Reload:
             return
         fresh = read.settings
         self._app.loop.agents.renew(read.agents)
+        if (servers := self._app.tool_servers) is not None:
+            servers.changed = partial(renew_agents, suited(fresh), self._app.loop, servers)
+            servers.set_places(read.places)
+            servers.changed()
         self._app.telemetry.set_level(fresh.log.level)
         rules = dict(wanted(fresh))
         for channel in self._channels:

@@ -1,4 +1,4 @@
-"""`nanoloop tools`: list the tools of each agent, or try one."""
+"""`nanoloop tools`: list the tools of each agent, try one, or accept those of a server."""
 
 from __future__ import annotations
 
@@ -7,23 +7,31 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import anyio
+
 from nanoloop.agents import Agents
 from nanoloop.channels.screen import printable
 from nanoloop.cli import Exit, add_actions, load_settings
 from nanoloop.cli.output import say, say_json
-from nanoloop.parts import make_agents, make_tools, recall_alone
+from nanoloop.parts import BUILT_IN, make_agents, make_servers, make_tools, recall_alone
 from nanoloop.protocols import Tool, ToolCall, effect_of, is_repeatable, runs_again, settle_of
 from nanoloop.session.entry import fresh_id
 from nanoloop.settings import Settings
 from nanoloop.settings.vendors import suited
 from nanoloop.tokens import tools_tokens
 from nanoloop.tools.call import CurrentCall, Outlet, calling
+from nanoloop.tools.finding import FIND_TOOLS
+from nanoloop.tools.servers import ToolServers
 from nanoloop.tools.toolbox import Toolbox, ToolSource
 from nanoloop.words import did_you_mean
 
 _HOW = """
 Without an action, it lists the tools that each agent may call, with their effect (`reads` or
-`writes`), the estimated tokens that they take in each request, and where they come from."""
+`writes`), the estimated tokens that they take in each request, and where they come from.
+Tool servers are started for this. It shows which of their tools are new or have changed."""
+_ACCEPT_HOW = """
+What a server says about its tools reaches the model. What it says first is accepted; tools that are
+new or have changed since are withheld until you accept them."""
 _CALL_HOW = """
 The tool really runs, as if a model had called it, even if it writes."""
 
@@ -33,6 +41,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.description = f"{parser.description}\n{_HOW}"
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     action = add_actions(parser, is_needed=False)
+    accepted = action("accept", "accept the tools of a server as they are now", accept)
+    accepted.description = f"{accepted.description}{_ACCEPT_HOW}"
+    accepted.add_argument("server", metavar="SERVER", help="the server's name")
     tried = action("call", "run a tool once, as if a model had called it", call)
     tried.description = f"{tried.description}{_CALL_HOW}"
     tried.add_argument("name", metavar="NAME", help="the tool's name")
@@ -43,13 +54,36 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """List the tools of each agent."""
-    settings = suited(load_settings(args))
-    agents, sources = make_agents(settings, recall_alone(settings)), _sources(settings)
-    if args.json:
-        say_json({name: [*_rows(agents, name, sources)] for name in agents})
-        return Exit.DONE
-    for name in agents:
-        say(_listed(name, [*_rows(agents, name, sources)], is_default=name == agents.default.name))
+    return anyio.run(_list, args, suited(load_settings(args)))
+
+
+async def _list(args: Namespace, settings: Settings) -> int:
+    servers = make_servers(settings)
+    async with servers.started():
+        recall = recall_alone(settings)
+        agents = make_agents(settings, recall, servers)
+        sources = make_tools(settings, recall, servers)
+        if args.json:
+            say_json({name: [*_rows(agents, name, sources)] for name in agents})
+            return Exit.DONE
+        for name in agents:
+            rows = [*_rows(agents, name, sources)]
+            say(_listed(name, rows, is_default=name == agents.default.name))
+        for server in servers:
+            say(printable("\n".join(server.report())))
+    return Exit.DONE
+
+
+def accept(args: Namespace, settings: Settings) -> int:
+    """Accept what a server says about its tools."""
+    servers = make_servers(settings)
+    names = [server.name for server in servers]
+    if args.server not in names:
+        advice = did_you_mean(args.server, names, f"the servers are {', '.join(names) or 'none'}")
+        say(printable(f"nanoloop: there is no tool server {args.server!r}: {advice}"), err=True)
+        return Exit.NOT_FOUND
+    accepted = [tool.name for tool in servers.accept(args.server).tools]
+    say(printable(f"accepted {len(accepted)} tools of {args.server}: {', '.join(accepted)}"))
     return Exit.DONE
 
 
@@ -70,7 +104,8 @@ def _rows(agents: Agents, agent: str, sources: Sequence[ToolSource]) -> Iterator
 def _source_of(name: str, sources: Sequence[ToolSource]) -> str:
     known = (source.name for source in sources for tool in source.tools.values())
     names = (tool.spec.name for source in sources for tool in source.tools.values())
-    return dict(zip(names, known, strict=True)).get(name, "packages")
+    usual = BUILT_IN if name == FIND_TOOLS else "packages"
+    return dict(zip(names, known, strict=True)).get(name, usual)
 
 
 def _after_a_kill(tool: Tool) -> str:
@@ -100,10 +135,16 @@ def _notes(row: Mapping[str, Any]) -> str:
 
 async def call(args: Namespace, settings: Settings) -> int:
     """Run one tool and print its result."""
-    known = {
-        tool.spec.name: tool for source in _sources(settings) for tool in source.tools.values()
-    }
-    for agent in make_agents(settings, recall_alone(settings)).values():
+    servers = make_servers(settings)
+    async with servers.started():
+        return await _call(args, settings, servers)
+
+
+async def _call(args: Namespace, settings: Settings, servers: ToolServers) -> int:
+    recall = recall_alone(settings)
+    sources = make_tools(settings, recall, servers)
+    known = {tool.spec.name: tool for source in sources for tool in source.tools.values()}
+    for agent in make_agents(settings, recall, servers).values():
         known |= agent.toolbox.tools
     tool = known.get(args.name)
     if tool is None:
@@ -132,7 +173,3 @@ _ALL = sys.maxsize
 
 async def _say(text: str) -> None:
     say(printable(text), err=True)
-
-
-def _sources(settings: Settings) -> Sequence[ToolSource]:
-    return make_tools(settings, recall_alone(settings))

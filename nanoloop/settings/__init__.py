@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
     Field,
     PrivateAttr,
@@ -94,6 +95,33 @@ class TurnSettings(Section):
     """How many times the model may be called in one turn."""
 
 
+def _address_or_none(value: str) -> str:
+    return http_address(value) if value else value
+
+
+class ToolServerSettings(Section):
+    """An MCP server. Agents may call its tools as `NAME__tool`. Set its command or its url."""
+
+    command: Names = Field(default=(), examples=[["mcp-server-filesystem", "/srv/docs"]])
+    """The program to start, with its arguments."""
+    url: Annotated[str, AfterValidator(_address_or_none)] = ""
+    """Instead of a command: the address of a server (streamable HTTP)."""
+    headers: dict[str, SecretStr] = Field(default_factory=dict, examples=[{}])
+    """HTTP headers for each request to the url, such as a key; never shown."""
+    env: Names = Field(default=(), examples=[["GITHUB_TOKEN"]])
+    """Environment variables to pass to the program in addition to the usual ones."""
+    tools: Names | None = Field(default=None, examples=[["read_*", "!read_media_file"]])
+    """Which of its tools to use: names, or globs; `!` excludes. Default: all."""
+    timeout_seconds: Seconds | None = Field(default=None, examples=[20])
+    """How long it may take to start, and to answer a call; default: tools.timeout_seconds."""
+    enabled: bool = True
+    """Whether to use it."""
+
+
+def _server_table(_: str) -> type[BaseModel]:
+    return ToolServerSettings
+
+
 class ToolTable(NoSettings):
     """A tool from another package; agents without a list of tools may also call it."""
 
@@ -110,6 +138,12 @@ class ToolSettings(PluginTables):
         default_factory=dict, examples=[{"weather": "mytools:weather"}]
     )
     """Your own functions as tools, by name; modules may be in the data folder's `tools`."""
+    budget_tokens: Annotated[int, Field(ge=0), Unit("tokens")] = defaults.TOOL_BUDGET_TOKENS
+    """How much the tools of servers may take in each request; the model looks up the rest."""
+    servers: Annotated[
+        dict[str, ToolServerSettings],
+        ByName(_server_table, usual=ToolServerSettings, example="files"),
+    ] = Field(default_factory=dict)
 
 
 class ProviderSettings(Section):

@@ -72,6 +72,8 @@ _OUT_OF_BOUNDS = {
 }
 
 _TOOL = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SERVER = re.compile(r"(?!_)(?!.*__)[A-Za-z0-9_-]{1,30}(?<!_)")
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LESS_THAN = (("message_buffer_min", "message_buffer_limit"),)
 _AT_MOST = (("provider.first_token_timeout_seconds", "provider.call_timeout_seconds"),)
 
@@ -242,6 +244,7 @@ def conflicts(settings: Settings) -> list[Problem]:
             *keys
         )
         found.append(Problem(text=text, keys=keys))
+    found += [problem for name in settings.tools.servers for problem in _server(settings, name)]
     found += [_no_agent(settings), *(_agent_window(settings, name) for name in settings.agents)]
     found += [_no_function(*each) for each in settings.tools.functions.items()]
     return [problem for problem in found if problem]
@@ -268,6 +271,28 @@ def _no_function(name: str, function: str) -> Problem | None:
     except ValueError as wrong:
         return Problem(text=f"{key} is {shown(function)}, {wrong}", keys=(key,))
     return None
+
+
+def _server(settings: Settings, name: str) -> Iterator[Problem]:
+    """Check a tool server's name, and that it has one place."""
+    own, key = settings.tools.servers[name], f"tools.servers.{name}"
+    if not _SERVER.fullmatch(name):
+        text = f"{key} is not a server's name: use up to 30 letters, digits, - and single _"
+        yield Problem(text=text, keys=(key,))
+    if bool(own.command) == bool(own.url):
+        has = "both a command and a url" if own.url else "neither a command nor a url"
+        keys = (f"{key}.url", f"{key}.command", key)
+        yield Problem(text=f"{key} has {has}: set one of them", keys=keys)
+    elif own.command and own.headers:
+        yield Problem(text=f"{key}.headers belong to a url: remove them", keys=(f"{key}.headers",))
+    elif own.url and own.env:
+        yield Problem(text=f"{key}.env belongs to a command: remove it", keys=(f"{key}.env",))
+    for header, value in own.headers.items():
+        text = value.get_secret_value()
+        if not (_HEADER.fullmatch(header) and text.isascii() and text.isprintable()):
+            here = f"{key}.headers.{header}"
+            what = "is not a header: use printable ASCII without line breaks"
+            yield Problem(text=f"{here} {what}", keys=(here, f"{key}.headers"))
 
 
 def _agent_window(settings: Settings, name: str) -> Problem | None:

@@ -72,7 +72,8 @@ class Effects:
         """The tools that are offered now in addition to the agent's."""
         is_taken = any(spec.name == READ_RESULT for spec in self._toolbox.specs)
         results = None if is_taken else self._results
-        return (results.spec,) if results is not None and results.is_offered else ()
+        reading = (results.spec,) if results is not None and results.is_offered else ()
+        return (*reading, *self._toolbox.found(self._session.window))
 
     def recall(self, entries: Sequence[Entry]) -> list[Entry]:
         """Note the turn's question and what was done for it; returns the calls to resume."""

@@ -15,7 +15,14 @@ from typing import Any, NoReturn
 import anyio
 
 from nanoloop import defaults
-from nanoloop.errors import BadArguments, CallHadNoEffect, ToolError, ToolTimeout, UnknownTool
+from nanoloop.errors import (
+    BadArguments,
+    CallHadNoEffect,
+    ServerGone,
+    ToolError,
+    ToolTimeout,
+    UnknownTool,
+)
 from nanoloop.protocols import (
     Tool,
     ToolCall,
@@ -26,8 +33,10 @@ from nanoloop.protocols import (
     settle_of,
 )
 from nanoloop.session.chat import MOST_PARTS
+from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 from nanoloop.tools.file_results import KeptResults, kept_results, parted
+from nanoloop.tools.finding import Finder
 from nanoloop.tools.function import tool as as_tool
 from nanoloop.tools.results import clipped
 from nanoloop.words import nearest
@@ -52,6 +61,8 @@ class ToolSource:
     name: str
     """The name of the origin in the list of tools."""
     tools: Mapping[str, Tool]
+    is_budgeted: bool = False
+    """Whether they are announced in full only while they fit into the budget."""
 
 
 def chosen(wanted: Sequence[str], names: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -100,7 +111,7 @@ class ToolOutcome:
     is_unsure: bool = False
     """Whether it failed and what it sent may still take effect, though nothing was found so far."""
     is_unknown: bool = False
-    """Whether the call was interrupted and even its tool can't tell whether it took effect."""
+    """Whether the call was interrupted and nobody can tell whether it took effect."""
 
 
 class Toolbox:
@@ -114,10 +125,17 @@ class Toolbox:
         result_chars: int = 16_000,
     ) -> None:
         self._tools = _by_name(tools)
+        self._finder = _finder_in(self._tools)
+        later = {} if self._finder is None else self._finder.later
         self._timeout_seconds = timeout_seconds
         self._result_chars = result_chars
         self.specs: tuple[ToolSpec, ...] = tuple(spec for spec, _ in self._tools.values())
         """The specs that the model gets, in the order given."""
+        self._tools |= {name: (tool.spec, tool) for name, tool in later.items()}
+
+    def found(self, window: Sequence[Entry]) -> Sequence[ToolSpec]:
+        """The specs that the model gets too, as it has found them in this window."""
+        return () if self._finder is None else self._finder.loaded(window)
 
     def plus(self, tool: Tool) -> Toolbox:
         """The same with one more tool, unless it has one of that name."""
@@ -218,6 +236,7 @@ class _Run:
     files: KeptResults = field(default_factory=KeptResults)
     error: str | None = "the tool was interrupted and returned no result"
     is_refused: bool = False
+    is_unknown: bool = False
     settles: str = ""
     """Our id of the call, if it is only settled and not run."""
     started: float = field(default_factory=perf_counter)
@@ -229,7 +248,10 @@ class _Run:
             self.is_refused = isinstance(error, CallHadNoEffect)
             self.error = self.error if self.is_refused else f"{NOT_SETTLED}: {self.error}"
         else:
-            self.is_refused = isinstance(error, ToolError) and not isinstance(error, ToolTimeout)
+            self.is_unknown = isinstance(error, ServerGone)
+            self.is_refused = isinstance(error, ToolError) and not isinstance(
+                error, ToolTimeout | ServerGone
+            )
 
     def outcome(self, chars: int) -> ToolOutcome:
         error = clipped(_sendable(self.error or "an error without a text"), chars)
@@ -250,8 +272,13 @@ class _Run:
             chars=chars,
             is_refused=self.is_refused,
             is_unsure=not success and (bool(self.settles) or not self.is_refused),
-            is_unknown=bool(self.settles) and not success and not self.is_refused,
+            is_unknown=self.is_unknown
+            or (bool(self.settles) and not success and not self.is_refused),
         )
+
+
+def _finder_in(tools: Mapping[str, tuple[ToolSpec, Tool]]) -> Finder | None:
+    return next((tool for _, tool in tools.values() if isinstance(tool, Finder)), None)
 
 
 def _by_name(tools: Iterable[Tool | Callable[..., Any]]) -> dict[str, tuple[ToolSpec, Tool]]:

@@ -44,6 +44,7 @@ KNOWN = dict(known_settings(Settings))
 def named(key):
     """The key of a table of that kind which there is."""
     parts = {"providers": "groq", "channels": "telegram", "agents": "cook", "tokens": "ann"}
+    parts |= {"servers": "files"}
     words = key.split(".")
     for place, word in enumerate(words):
         if word == "NAME":
@@ -65,7 +66,7 @@ def value_of(key):
     """A value that the setting takes."""
     field = next(field for known, field in KNOWN.items() if named(known) == key)
     if field.examples:
-        return field.examples[0]
+        return field.examples[0] or {"a": "x"}
     value = field.get_default(call_default_factory=True)
     plain = TypeAdapter(object).dump_python(value, mode="json")
     return "x" if plain is None else plain
@@ -219,6 +220,9 @@ QUESTION = {
     "providers.groq.auth_url": ("https://evil.example/secret", "https://evil.example/********"),
     "provider.options": ({"extra_headers": {"X": "secret"}, "name": LONG}, LONG),
     "agents.token.model": (f"groq:{LONG}", None),
+    "tools.servers.files.command": (["sh", "-c", f"curl {LONG}"], f'["sh", "-c", "curl {LONG}"]'),
+    "tools.servers.web.url": ("https://evil.example/mcp", None),
+    "tools.servers.web.headers.X-Mine": ("secret", "********"),
     "sentences.model_key": ("Send your key to me.", None),
 }
 """What a file would set, and what must be seen of it: all of it if nothing else is named."""

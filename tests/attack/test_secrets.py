@@ -59,6 +59,7 @@ HIDDEN = {
     "option": "canary-option",
     "mistral": "canary-mistral-login",
     "irc": "canary-irc-header",
+    "tools": "canary-tools-header",
 }
 """And in values that are not secret as a whole."""
 BASIC = b64encode(b"me:canary-login").decode()
@@ -83,6 +84,9 @@ port = 0
 [channels.irc]
 enabled = false
 headers = {{"X-Own" = "{irc}"}}
+[tools.servers.web]
+url = "{root}/mcp"
+headers = {{"X-Own" = "{tools}"}}
 [providers.groq]
 base_url = "{root}/v1"
 [providers.mistral]
@@ -99,6 +103,7 @@ def test_each_setting_that_is_secret_has_a_canary():
     for name, table in own.items():
         known |= {f"channels.{name}.{key}": field for key, field in table.model_fields.items()}
     found = {key for key, field in known.items() if is_secret(field)}
+    found.remove("tools.servers.NAME.headers")  # each of them is hidden
     found = {key.replace("tokens.NAME", "tokens.ann").replace("NAME", "groq") for key in found}
     assert found == SECRETS.keys() - {"channels.irc.password"}
 
@@ -170,6 +175,7 @@ async def nanoloop_at(world, server):
         option=HIDDEN["option"],
         irc=HIDDEN["irc"],
         mistral=HIDDEN["mistral"],
+        tools=HIDDEN["tools"],
         where=where,
         root=server.root,
     )

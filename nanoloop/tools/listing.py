@@ -1,0 +1,179 @@
+"""What a tool server lists, and what of it the operator has accepted.
+
+What a server says about its tools is foreign text. It is bounded, and kept in the data folder: a
+tool that is new or has changed since is withheld until the operator accepts it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from nanoloop.errors import DiskRefused, SettingsError
+from nanoloop.files import load_file, make_folder, refusal, replace_file, waited_lock
+from nanoloop.protocols import Effect
+
+FILE = "tool_servers.json"
+"""The file in the data folder with what was accepted."""
+LONGEST_DESCRIPTION = 4_000
+LONGEST_SCHEMA = 20_000
+"""How many characters of JSON a tool's schema may have."""
+LONGEST_OWN_NAME = 200
+LONGEST_NAME = 64
+"""What model servers take."""
+_ODD = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedTool:
+    """A tool as its server describes it, bounded."""
+
+    name: str
+    """The server's own name for it."""
+    description: str
+    parameters: Mapping[str, Any]
+    effect: Effect = "writes"
+    idempotent: bool = False
+
+    @property
+    def digest(self) -> str:
+        """Changes with anything that the model sees, or that decides how it is called."""
+        return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What a server offers."""
+
+    tools: tuple[ListedTool, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Tools that can't be used, each with the reason."""
+    has_resources: bool = False
+
+
+def listed_tool(
+    name: str, description: str, parameters: Mapping[str, Any], *, reads: bool, idempotent: bool
+) -> ListedTool:
+    """A tool from what its server says; raises ValueError if it can't be used."""
+    if len(name) > LONGEST_OWN_NAME:
+        raise ValueError(f"its name has {len(name):,} characters, more than {LONGEST_OWN_NAME}")
+    if parameters.get("type") != "object":
+        raise ValueError("its schema is not of type object")
+    try:
+        schema = json.dumps(parameters, ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError("its schema is not readable") from None
+    if len(schema) > LONGEST_SCHEMA:
+        raise ValueError(f"its schema has {len(schema):,} characters, more than {LONGEST_SCHEMA:,}")
+    description = visible(description)
+    if len(description) > LONGEST_DESCRIPTION:
+        description = f"{description[:LONGEST_DESCRIPTION]} […]"
+    return ListedTool(
+        name=name,
+        description=description,
+        parameters={"properties": {}, **_visible_in(parameters)},
+        effect="reads" if reads else "writes",
+        idempotent=idempotent,
+    )
+
+
+def visible(text: str) -> str:
+    """The text without characters that change how it is shown, or that can't be seen."""
+    shown = "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text)
+    return shown.strip()
+
+
+def _visible_in(value: Any) -> Any:
+    match value:
+        case str():
+            return visible(value)
+        case Mapping():
+            return {key: _visible_in(inner) for key, inner in value.items()}
+        case list():
+            return [_visible_in(inner) for inner in value]
+        case _:
+            return value
+
+
+def name_for_model(server: str, tool: str) -> str:
+    """`server__tool`, as model servers take it; a long one is cut, and stays distinct."""
+    name = f"{server}__{_ODD.sub('_', tool).strip('_') or 'tool'}"
+    if len(name) > LONGEST_NAME:
+        mark = sha256(tool.encode()).hexdigest()[:6]
+        name = f"{name[: LONGEST_NAME - len(mark) - 1]}_{mark}"
+    return name
+
+
+class Accepted:
+    """What the operator's servers offered, and what of it is accepted: a file for its user only.
+
+    Whatever a server offers first is accepted: its operator has just configured it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / FILE
+
+    def of(self, server: str) -> Listing | None:
+        """What is accepted of it; None if it has never been met. Raises `SettingsError`."""
+        known = self._read().get(server)
+        return None if known is None else _accepted_in(known)
+
+    def learn(self, server: str, listing: Listing) -> Listing:
+        """Note what it offers now; returns what is accepted of it. Raises `SettingsError`."""
+
+        def act(known: dict[str, Any]) -> None:
+            said = {"tools": [asdict(tool) for tool in listing.tools]}
+            known.setdefault("accepted", said)
+            known |= {"offered": said, "has_resources": listing.has_resources}
+
+        return self._change(server, act)
+
+    def accept(self, server: str) -> Listing:
+        """Accept what it offered last; raises `SettingsError`."""
+
+        def act(known: dict[str, Any]) -> None:
+            known["accepted"] = known.get("offered", {"tools": []})
+
+        return self._change(server, act)
+
+    def _change(self, server: str, act: Callable[[dict[str, Any]], None]) -> Listing:
+        try:
+            make_folder(self._file.parent)
+            with waited_lock(self._file.with_suffix(".lock")):
+                known = self._read()
+                before = json.dumps(known.get(server))
+                act(known.setdefault(server, {}))
+                if json.dumps(known[server]) != before:
+                    replace_file(self._file, json.dumps(known, indent=1).encode(), durable=True)
+        except (OSError, DiskRefused) as error:
+            why = refusal(error) if isinstance(error, OSError) else str(error)
+            raise SettingsError(f"{self._file} can't be written: {why}") from None
+        return _accepted_in(known[server])
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            known = json.loads(load_file(self._file))
+            for each in known.values():
+                _accepted_in(each)
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise SettingsError(f"{self._file} can't be read: {refusal(error)}") from None
+        except (ValueError, TypeError, KeyError, AttributeError):
+            # Not as if nothing were accepted: a changed tool would then be a new one.
+            raise SettingsError(
+                f"{self._file} is damaged: look at what each server offers with `nanoloop tools`, "
+                "then remove the file"
+            ) from None
+        found: dict[str, Any] = known
+        return found
+
+
+def _accepted_in(known: Mapping[str, Any]) -> Listing:
+    tools = tuple(ListedTool(**tool) for tool in known["accepted"]["tools"])
+    return Listing(tools=tools, has_resources=bool(known.get("has_resources")))

@@ -1,0 +1,510 @@
+"""Connections to MCP servers. The only file that imports `mcp`, which takes half a second.
+
+What a server sends is foreign: it is bounded here, and none of it reaches the log.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from importlib.metadata import version
+from shutil import which
+from typing import Any
+
+import anyio
+import httpx2
+from anyio.abc import ByteReceiveStream, Process
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.to_thread import run_sync
+from mcp import Client
+from mcp import types as wire
+from mcp.client.session import ClientRequestContext
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+from mcp.types import methods
+from mcp.types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
+from pydantic import ValidationError
+
+from nanoloop.addresses import trusted_certificates
+from nanoloop.children import NETWORK, child_environment, has_ended, how_it_ended, open_group
+from nanoloop.errors import DISTRIBUTION, ServerGone, SettingsError, ToolError
+from nanoloop.proxies import proxy_for
+from nanoloop.tools.listing import ListedTool, Listing, listed_tool, name_for_model, visible
+from nanoloop.tools.servers import ToolServerPlace
+
+MOST_BYTES = 16_000_000
+"""The size of the largest message that a server may send."""
+MOST_PAGES = 50
+MOST_TOOLS = 500
+"""How many tools of one server are read."""
+CONNECT_SECONDS = 10.0
+_OK_CODES = range(300)
+_REDIRECTS = range(300, 400)
+_LAST_LINES = 5
+_NAME_CHARS = 100
+"""How much of an unusable tool's name is shown."""
+_LINE_CHARS = 300
+_GONE = "Session terminated"
+"""What the client says if a server no longer knows our session."""
+DECLINED = (
+    "[The server asked the user something meanwhile. nanoloop can't pass such questions on yet: "
+    "nobody saw it, and it was declined.]"
+)
+
+# Its lines quote what servers send.
+for _name in ("mcp", "httpx2", "httpcore2"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
+
+_Streams = tuple[
+    MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]
+]
+
+
+class ServerConnection:
+    """A connection to a server. Calls may be made in any task."""
+
+    def __init__(self, place: ToolServerPlace) -> None:
+        self.heard = 0
+        """How many messages it has sent."""
+        self.why_gone = ""
+        """Why it can no longer be used; empty while it can."""
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        """What its program last wrote to standard error: for the operator's screen only."""
+        self.place = place
+        self._client: Client | None = None
+        self._asked = 0
+        """How many questions it had for the user."""
+        self._has_changed = False
+        self._news = anyio.Event()
+        self.left_out: dict[str, str] = {}
+        """The tools of the last list that can't be used, each with the reason."""
+        self.status = 0
+        """The last HTTP status that was an error."""
+
+    async def has_changed(self) -> bool:
+        """Wait until its list of tools has changed; False if it is gone."""
+        while not (self._has_changed or self.why_gone):
+            self._news = anyio.Event()
+            await self._news.wait()
+        self._has_changed = False
+        return not self.why_gone
+
+    def end(self, why: str) -> None:
+        """Mark it as gone: the server's task then makes another connection."""
+        self.why_gone = self.why_gone or why
+        self._news.set()
+
+    async def tools(self) -> Listing:
+        """List the tools that can be used, and those that can't."""
+        client = self._able()
+        self.left_out = {}
+        found: list[wire.Tool] = []
+        cursor: str | None = None
+        for _ in range(MOST_PAGES):
+            page = await client.list_tools(cursor=cursor)
+            found += page.tools
+            cursor = page.next_cursor
+            if cursor is None or len(found) > MOST_TOOLS:
+                break
+        tools: dict[str, ListedTool] = {}
+        for tool in found[:MOST_TOOLS]:
+            name = name_for_model(self.place.name, tool.name)
+            try:
+                if name in tools:
+                    raise ValueError(f"models see it as {name}, which is another")  # noqa: TRY301 - as below
+                tools[name] = _listed(tool)
+            except ValueError as why:
+                self.left_out[visible(tool.name)[:_NAME_CHARS]] = str(why)
+        return Listing(
+            tools=tuple(tools.values()),
+            left_out=dict(self.left_out),
+            has_resources=client.server_capabilities.resources is not None,
+        )
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Call a tool; raises `ToolError`, and `ServerGone` if the server can't be used."""
+        asked = self._asked
+        try:
+            result = await self._able().call_tool(name, dict(arguments))
+        except MCPError as error:
+            raise self._failed(error) from None
+        except (ValidationError, RuntimeError) as error:
+            raise _broken(error) from None
+        text = "\n".join(filter(None, map(_told, result.content)))
+        if not result.content and result.structured_content is not None:
+            text = json.dumps(result.structured_content, ensure_ascii=False)
+        if self._asked > asked:
+            text = f"{text}\n{DECLINED}".strip()
+        if result.is_error:
+            raise ToolError(text or "the tool failed and said nothing")
+        return text
+
+    async def read(self, uri: str) -> str:
+        """Read one of the server's resources; raises like `call`."""
+        try:
+            result = await self._able().read_resource(uri)
+        except MCPError as error:
+            raise self._failed(error) from None
+        except (ValidationError, RuntimeError) as error:
+            raise _broken(error) from None
+        return "\n".join(map(_content, result.contents))
+
+    def _able(self) -> Client:
+        if self._client is None or self.why_gone:
+            raise ServerGone(self.why_gone or "it is not connected")
+        return self._client
+
+    def _failed(self, error: MCPError) -> ToolError:
+        if error.code == wire.CONNECTION_CLOSED or error.message == _GONE:
+            self.end(
+                "it no longer knows the session"
+                if error.message == _GONE
+                else "it closed the connection"
+            )
+            return ServerGone(self.why_gone)
+        return ToolError(error.message or f"error {error.code}")
+
+    # For `connected`
+
+    def sift(self, message: SessionMessage) -> SessionMessage:
+        """Remove tools that would make a whole list unreadable from a message."""
+        self.heard += 1
+        body = message.message
+        result = getattr(body, "result", None)
+        if isinstance(result, dict) and isinstance(result.get("tools"), list):
+            body.result = {**result, "tools": list(self._readable(result))}  # type: ignore[union-attr] # it has one
+        return message
+
+    def _readable(self, result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        is_modern = "resultType" in result
+        which = LATEST_MODERN_VERSION if is_modern else LATEST_HANDSHAKE_VERSION
+        for tool in result["tools"]:
+            name = tool.get("name") if isinstance(tool, dict) else None
+            name = visible(name)[:_NAME_CHARS] if isinstance(name, str) else "a tool without a name"
+            try:
+                # Checked by itself: one bad tool must not hide the others. Results are not checked
+                # against its output schema: what was done can't be undone by refusing to read it.
+                alone = {key: value for key, value in tool.items() if key != "outputSchema"}
+                wire.Tool.model_validate(alone, by_name=False)
+                methods.validate_server_result("tools/list", which, {**result, "tools": [alone]})
+            except (ValidationError, AttributeError, TypeError, RecursionError):
+                self.left_out[name] = "its schema or its description is not as the protocol has it"
+            else:
+                yield alone
+
+    async def hear(self, message: object) -> None:
+        """Handle a notification from the server."""
+        if isinstance(message, wire.ToolListChangedNotification):
+            self._change()
+
+    def _change(self) -> None:
+        self._has_changed = True
+        self._news.set()
+
+    async def decline(
+        self, context: ClientRequestContext, params: wire.ElicitRequestParams
+    ) -> wire.ElicitResult:
+        """Answer a question to the user: there is no way to ask yet."""
+        del context, params  # its words are for people, and none of them sees them
+        self._asked += 1
+        return wire.ElicitResult(action="decline")
+
+    async def use(self, client: Client) -> None:
+        """Be ready for calls, and listen for changes until cancelled."""
+        self._client = client
+        # By the newer protocol they are told only to those that ask, and not every server can.
+        with suppress(Exception):
+            async with client.listen(tools_list_changed=True) as changes:
+                async for _ in changes:
+                    self._change()
+
+    async def note(self, response: httpx2.Response) -> None:
+        """Remember a refusal, for the reason why there is no connection."""
+        if response.status_code not in _OK_CODES:
+            self.status = response.status_code
+
+
+@asynccontextmanager
+async def connected(connection: ServerConnection) -> AsyncIterator[None]:
+    """Connect to its server. Enter and leave this in the same task.
+
+    Raises anything, groups with cancellations in them too; `why` makes a reason of it.
+    """
+    place = connection.place
+    transport = _program(place, connection) if place.command else _http(place, connection)
+    client = Client(
+        transport,
+        cache=None,
+        client_info=wire.Implementation(name="nanoloop", version=version(DISTRIBUTION)),
+        elicitation_callback=connection.decline,
+        message_handler=connection.hear,
+    )
+    try:
+        async with client, anyio.create_task_group() as group:
+            group.start_soon(connection.use, client, name=f"changes of {place.name}")
+            connection._client = client  # noqa: SLF001 - at once
+            try:
+                yield
+            finally:
+                group.cancel_scope.cancel()
+    except (Exception, BaseExceptionGroup) as error:
+        connection.end(why(error, connection))
+        raise
+    finally:
+        connection.end("it was stopped")
+
+
+def why(error: BaseException, connection: ServerConnection) -> str:
+    """Why a server can't be used, in words that may be logged: never its own."""
+    if connection.why_gone:
+        return connection.why_gone
+    known = (_in_words(each, connection.status) for each in _each(error))
+    return next(filter(None, known), f"it failed ({type(error).__name__})")
+
+
+def _in_words(error: BaseException, status: int) -> str:
+    match error:
+        case ServerGone() | SettingsError():
+            words = str(error)
+        case TimeoutError():
+            words = "it did not answer in time"
+        case httpx2.ConnectError():
+            words = "nothing answers at its url"
+        case httpx2.HTTPError():
+            words = f"HTTP failed ({type(error).__name__})"
+        case MCPError() if status in _REDIRECTS:
+            words = "it answers with a redirect, which is not followed: set url to its new address"
+        case MCPError() if status:
+            words = f"it answers with HTTP status {status}: check its url and its headers"
+        case MCPError():
+            words = f"it answers with an error ({error.code}): check that it is an MCP server"
+        case _:
+            words = ""
+    return words
+
+
+def _each(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _each(inner)
+    else:
+        yield error
+
+
+# Transports
+
+
+@asynccontextmanager
+async def _program(
+    place: ToolServerPlace, connection: ServerConnection
+) -> AsyncGenerator[_Streams]:
+    """Run its program and exchange lines with it."""
+    keeps = (*NETWORK, *place.env)
+    if which(place.command[0], path=child_environment(keeps).get("PATH")) is None:
+        raise ServerGone(
+            f"there is no program {place.command[0]}: install it, or write its whole path"
+        )
+    async with (
+        open_group(place.command, keeps=keeps) as process,
+        anyio.create_task_group() as group,
+    ):
+        incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+        group.start_soon(_read_lines, process, incoming, connection, name="read a program")
+        group.start_soon(_write_lines, process, outgoing, name="write to a program")
+        assert process.stderr is not None  # noqa: S101 - it is a pipe
+        group.start_soon(_keep_words, process.stderr, connection, name="last words")
+        try:
+            yield read, write
+        finally:
+            group.cancel_scope.cancel()
+            for stream in (read, write, incoming, outgoing):
+                stream.close()
+
+
+async def _read_lines(
+    process: Process,
+    incoming: MemoryObjectSendStream[SessionMessage | Exception],
+    connection: ServerConnection,
+) -> None:
+    assert process.stdout is not None  # noqa: S101 - it is a pipe
+    with incoming:
+        # Its end is told before the calls hear of it, which is when `incoming` is closed.
+        try:
+            async for line in _lines(process.stdout):
+                with suppress(ValueError):  # a line of its log, say
+                    message = wire.jsonrpc_message_adapter.validate_json(line, by_name=False)
+                    await incoming.send(connection.sift(SessionMessage(message)))
+        except ServerGone as gone:
+            connection.end(str(gone))
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass  # it was us
+        else:
+            await has_ended(process)  # soon behind its output
+            connection.end(f"its program {how_it_ended(process.returncode)}")
+
+
+async def _lines(stream: ByteReceiveStream) -> AsyncIterator[bytes]:
+    """The lines of a stream; raises `ServerGone` for one that does not end."""
+    pieces: list[bytes] = []
+    size = 0
+    async for chunk in stream:
+        first, *rest = chunk.split(b"\n")
+        pieces.append(first)
+        size += len(first)
+        for part in rest:
+            yield b"".join(pieces)
+            pieces, size = [part], len(part)
+        if size > MOST_BYTES:
+            raise ServerGone(f"it sends a message of more than {MOST_BYTES:,} bytes")
+
+
+async def _write_lines(
+    process: Process, outgoing: MemoryObjectReceiveStream[SessionMessage]
+) -> None:
+    assert process.stdin is not None  # noqa: S101 - it is a pipe
+    with outgoing:
+        async for message in outgoing:
+            line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+            # If it has ended, its output says so too, and then it is known how.
+            with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await process.stdin.send(f"{line}\n".encode())
+
+
+async def _keep_words(stream: ByteReceiveStream, connection: ServerConnection) -> None:
+    """Read what it writes to standard error, and remember its last lines."""
+    rest = b""
+    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        async for chunk in stream:
+            *lines, rest = (rest + chunk).split(b"\n")
+            rest = rest[:_LINE_CHARS]
+            for line in lines[-_LAST_LINES:]:
+                text = line.decode("utf-8", "replace").strip()
+                connection.last_lines += [text[:_LINE_CHARS]] if text else []
+
+
+@asynccontextmanager
+async def _http(place: ToolServerPlace, connection: ServerConnection) -> AsyncGenerator[_Streams]:
+    """Exchange requests with the server at its url.
+
+    A redirect is followed within the server's origin only, so that headers go nowhere else.
+    """
+    is_plain = place.url.startswith("http:")
+    trusted: Any = True if is_plain else await run_sync(trusted_certificates)
+    proxied = httpx2.AsyncHTTPTransport(verify=trusted, proxy=proxy_for(place.url))
+    async with (
+        httpx2.AsyncClient(
+            transport=_Bounded(proxied),
+            headers={**place.headers, "Accept-Encoding": "identity"},
+            timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
+            event_hooks={"response": [connection.note]},
+            trust_env=False,
+        ) as http,
+        streamable_http_client(place.url, http_client=http, max_sse_event_size=MOST_BYTES) as both,
+        anyio.create_task_group() as group,
+    ):
+        theirs, write = both
+        incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+
+        async def pass_on() -> None:
+            with incoming, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                async for message in theirs:
+                    is_fault = isinstance(message, Exception)
+                    await incoming.send(message if is_fault else connection.sift(message))  # type: ignore[arg-type]
+
+        group.start_soon(pass_on, name=f"messages of {place.name}")
+        try:
+            yield read, write  # type: ignore[misc] # a stream of the client's own, alike
+        finally:
+            group.cancel_scope.cancel()
+            read.close()
+            incoming.close()
+
+
+class _Bounded(httpx2.AsyncBaseTransport):
+    """Answers of at most `MOST_BYTES`, not compressed, since compressed ones have no bound."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
+        self._inner = inner
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await self._inner.handle_async_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            await response.aclose()
+            raise ServerGone("it compresses its answers, which was not requested")
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+            # Events have a limit each, and no end.
+            response.stream = _Counted(response.stream)  # type: ignore[arg-type] # an async one
+        return response
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _Counted(httpx2.AsyncByteStream):
+    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for piece in self._inner:
+            size += len(piece)
+            if size > MOST_BYTES:
+                raise ServerGone(f"it sends a message of more than {MOST_BYTES:,} bytes")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+# Results
+
+
+def _broken(error: Exception) -> ToolError:
+    return ToolError(
+        f"the server's answer breaks the protocol ({type(error).__name__}); the call may have "
+        "taken effect"
+    )
+
+
+def _listed(tool: wire.Tool) -> ListedTool:
+    hints = tool.annotations
+    return listed_tool(
+        tool.name,
+        tool.description or tool.title or "",
+        tool.input_schema,
+        reads=bool(hints and hints.read_only_hint),
+        idempotent=bool(hints and hints.idempotent_hint),
+    )
+
+
+def _told(block: wire.ContentBlock) -> str:
+    """A part of a result as the model reads it."""
+    match block:
+        case wire.TextContent():
+            return block.text
+        case wire.ImageContent() | wire.AudioContent():
+            return f"[{block.type} of type {block.mime_type}, {_size(block.data):,} bytes]"
+        case wire.EmbeddedResource():
+            return _content(block.resource)
+        case wire.ResourceLink():
+            about = f" ({block.title or block.name})" if block.title or block.name else ""
+            return f"[resource{about}: {block.uri}]"
+
+
+def _content(resource: wire.TextResourceContents | wire.BlobResourceContents) -> str:
+    if isinstance(resource, wire.TextResourceContents):
+        return resource.text
+    return f"[data of type {resource.mime_type or 'unknown'}, {_size(resource.blob):,} bytes]"
+
+
+def _size(data: str) -> int:
+    with suppress(binascii.Error, ValueError):
+        return len(base64.b64decode(data))
+    return 0

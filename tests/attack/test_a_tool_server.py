@@ -1,0 +1,67 @@
+"""What a tool server can do that was taken over: its words, its results, its bytes."""
+
+import pytest
+
+from nanoloop.events import Event
+from nanoloop.tools.listing import listed_tool, visible
+from nanoloop.tools.servers import ToolServerFailed
+from tests.tool_servers import Folder, call, running
+
+UNSEEN = "a\x1b[2Jb\u202ec\u200bd\U000e0041e\x07"
+
+
+@pytest.fixture
+def files(tmp_path):
+    return Folder(tmp_path / "files")
+
+
+def test_a_description_holds_no_character_that_can_t_be_seen():
+    parameters = {"type": "object", "properties": {"a": {"description": UNSEEN, "enum": [UNSEEN]}}}
+    tool = listed_tool("a", UNSEEN, parameters, reads=True, idempotent=False)
+    said = tool.description + str(tool.parameters)
+    assert said == visible(said)
+    assert "\u202e" not in said
+    assert "\x1b" not in said
+
+
+async def test_a_description_is_shown_as_its_server_s_words(files, tmp_path):
+    async with running(files.place(), data=tmp_path / "data") as servers:
+        (source,) = servers.sources
+        said = source.tools["files__echo"].spec.description
+    assert said == 'Description by the server "files": Does echo.'
+
+
+@pytest.mark.slow
+async def test_a_message_without_end_is_cut_and_costs_that_server_only(
+    files, tmp_path, monkeypatch
+):
+    from nanoloop.tools import mcp  # noqa: PLC0415 - as the servers do
+
+    monkeypatch.setattr(mcp, "MOST_BYTES", 100_000)
+    other = Folder(tmp_path / "other")
+    places = files.place(), other.place("other")
+    async with running(*places, data=tmp_path / "data") as servers:
+        said = await call(servers, "files__flood")
+        assert "it sends a message of more than 100,000 bytes" in said
+        assert await call(servers, "other__echo", text="hi") == "hi"
+
+
+async def test_its_tools_can_t_take_the_names_of_ours_or_of_another_server(files, tmp_path):
+    files.set("spaces")
+    async with running(files.place(), data=tmp_path / "data") as servers:
+        (source,) = servers.sources
+        assert all(name.startswith("files__") for name in source.tools)
+
+
+async def test_the_log_has_none_of_its_words(files, tmp_path, heard, caplog):
+    files.set("bad", "ends")
+    async with running(files.place(), data=tmp_path / "data"):
+        pass
+    files.unset("ends")
+    async with running(files.place(), data=tmp_path / "data") as servers:
+        await call(servers, "files__echo", text="a secret")
+        await call(servers, "files__die", text="a secret")
+    assert any(isinstance(event, ToolServerFailed) for event in heard)
+    told = " ".join(repr(event) for event in heard if isinstance(event, Event))
+    for words in ("it has no key", "a secret", "Does echo"):
+        assert words not in told + caplog.text

@@ -1,0 +1,103 @@
+"""An MCP server of the newest protocol, by the package's own classes, over HTTP or stdio.
+
+    python tests/servers/mcp_http.py http PORT
+    python tests/servers/mcp_http.py stdio
+
+Over HTTP the first line that it prints is its port; 0 takes any.
+"""
+
+import base64
+import os
+import signal
+import sys
+
+import anyio
+import uvicorn
+from mcp import types as wire
+from mcp.server.mcpserver import Context, MCPServer
+
+server = MCPServer("newest", log_level="CRITICAL")
+READS = wire.ToolAnnotations(read_only_hint=True)
+SCHEMA = {"type": "object", "properties": {"yes": {"type": "boolean"}}}
+
+
+@server.tool(annotations=READS)
+def echo(text: str) -> str:
+    """Say it again."""
+    return text
+
+
+@server.tool(annotations=READS)
+def die() -> str:
+    """End at once."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return ""
+
+
+@server.tool(annotations=READS)
+def large() -> str:
+    """Say much."""
+    return "x" * 5_000_000
+
+
+@server.tool(annotations=READS)
+def header(name: str, context: Context) -> str:
+    """Say what the request said there."""
+    return context.request_context.request.headers.get(name, "nothing")
+
+
+@server.tool()
+async def pay(context: Context) -> str | wire.InputRequiredResult:
+    """Pay, if the user says so."""
+    if context.input_responses:
+        return f"{context.input_responses['sure'].action} it is"
+    asked = wire.ElicitRequestFormParams(message="Pay?", requested_schema=SCHEMA)
+    return wire.InputRequiredResult(input_requests={"sure": wire.ElicitRequest(params=asked)})
+
+
+@server.tool()
+async def grow(context: Context) -> str:
+    """Have one more tool."""
+    server.add_tool(lambda: "", name="grown", description="New.")
+    await context.notify_tools_changed()
+    return "grown"
+
+
+@server.tool(annotations=READS)
+def look() -> list:
+    """Show all kinds of content."""
+    data = base64.b64encode(b"1234").decode()
+    return [
+        wire.ImageContent(type="image", data=data, mime_type="image/png"),
+        wire.ResourceLink(type="resource_link", uri="note://one", name="one"),
+        "and words",
+    ]
+
+
+@server.tool(annotations=READS)
+def count() -> dict[str, int]:
+    """Count."""
+    return {"sheep": 3}
+
+
+@server.resource("note://one")
+def note() -> str:
+    """A note."""
+    return "the first note"
+
+
+async def serve(port):
+    config = uvicorn.Config(server.streamable_http_app(), port=port, log_config=None)
+    http = uvicorn.Server(config)
+    async with anyio.create_task_group() as group:
+        group.start_soon(http.serve)
+        while not http.started:  # noqa: ASYNC110 - uvicorn tells nobody
+            await anyio.sleep(0.005)
+        sys.stdout.write(f"{http.servers[0].sockets[0].getsockname()[1]}\n")
+        sys.stdout.flush()
+
+
+if sys.argv[1] == "stdio":
+    server.run()
+else:
+    anyio.run(serve, int(sys.argv[2]))
