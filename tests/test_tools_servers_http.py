@@ -71,11 +71,13 @@ async def test_a_server_at_a_url_is_called_with_its_headers(shared_web, data):
         assert "characters are left out" in await call(servers, "web__large")
 
 
-async def test_what_is_no_text_is_named_and_resources_are_read(shared_web, data):
+async def test_a_picture_becomes_a_file_and_resources_are_read(shared_web, data):
     async with running(shared_web.place(), data=data) as servers:
-        assert await call(servers, "web__look") == (
-            "[image of type image/png, 4 bytes]\n[resource (one): note://one]\nand words"
-        )
+        (source,) = servers.sources
+        text, picture = await source.tools["web__look"].call({})
+        assert text == "[resource (one): note://one]\nand words"
+        assert (picture.content, picture.shown_name) == (b"1234", "image.png")
+        assert (picture.shown_type, picture.send) == ("image/png", False)
         assert await call(servers, "web__read_resource", uri="note://one") == "the first note"
         assert await call(servers, "web__read_resource", uri="note://no") == (
             "Unknown resource: note://no"

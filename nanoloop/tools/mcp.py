@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
+from mimetypes import guess_extension
 from shutil import which
 from typing import Any
 
@@ -35,6 +36,7 @@ from nanoloop.addresses import trusted_certificates
 from nanoloop.children import NETWORK, child_environment, has_ended, how_it_ended, open_group
 from nanoloop.errors import DISTRIBUTION, ServerGone, SettingsError, ToolError
 from nanoloop.proxies import proxy_for
+from nanoloop.tools.file_results import FileResult
 from nanoloop.tools.listing import ListedTool, Listing, listed_tool, name_for_model, visible
 from nanoloop.tools.servers import ToolServerPlace
 
@@ -137,13 +139,14 @@ class ServerConnection:
         except (ValidationError, RuntimeError) as error:
             raise _broken(error) from None
         text = "\n".join(filter(None, map(_told, result.content)))
+        files = [file for each in result.content if (file := _file(each)) is not None]
         if not result.content and result.structured_content is not None:
             text = json.dumps(result.structured_content, ensure_ascii=False)
         if self._asked > asked:
             text = f"{text}\n{DECLINED}".strip()
         if result.is_error:
             raise ToolError(text or "the tool failed and said nothing")
-        return text
+        return [text, *files] if files else text
 
     async def read(self, uri: str) -> str:
         """Read one of the server's resources; raises like `call`."""
@@ -490,12 +493,23 @@ def _told(block: wire.ContentBlock) -> str:
         case wire.TextContent():
             return block.text
         case wire.ImageContent() | wire.AudioContent():
-            return f"[{block.type} of type {block.mime_type}, {_size(block.data):,} bytes]"
+            return ""  # it is a file
         case wire.EmbeddedResource():
             return _content(block.resource)
         case wire.ResourceLink():
             about = f" ({block.title or block.name})" if block.title or block.name else ""
             return f"[resource{about}: {block.uri}]"
+
+
+def _file(block: wire.ContentBlock) -> FileResult | None:
+    """A picture or a recording, which is sent to the chat only if the model names it."""
+    if not isinstance(block, wire.ImageContent | wire.AudioContent):
+        return None
+    with suppress(binascii.Error, ValueError):
+        kind = block.mime_type.partition(";")[0].strip()
+        name = f"{block.type}{guess_extension(kind) or ''}"
+        return FileResult(base64.b64decode(block.data), name=name, mime_type=kind, send=False)
+    return None
 
 
 def _content(resource: wire.TextResourceContents | wire.BlobResourceContents) -> str:
