@@ -126,10 +126,10 @@ def mime_type_of(data: bytes) -> str | None:
 
 
 class Attachments:
-    """Keeps files in a folder, created with the first one, and encrypts them if it is given a seal.
+    """Keeps files in a folder, created with the first file, and encrypts them if given a seal.
 
     An id grants no access. A file belongs to the sessions that were given it (`refer`, `share`):
-    only there is it shown to the model and sent with an answer.
+    only in these is it shown to the model and sent with an answer.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Attachments:
         self._checks = FairLimiter(1)
 
     async def keep(self, data: bytes, *, owner: str, name: str, mime_type: str) -> StoredFile:
-        """Store a file, durable when this returns.
+        """Store a file, which is durable on return.
 
         If one owner uploads the same file twice before sending it, it is stored once. A picture is
         stored upright and without metadata. No session may use the file yet. Raise
@@ -213,10 +213,10 @@ class Attachments:
     # Whose it is
 
     async def refer(self, session_id: str, attachment_ids: Iterable[str]) -> None:
-        """Let this session use these files, durable when this returns.
+        """Let this session use these files; this is durable on return.
 
-        Call it before the session's own commit, with files that its chat sent, and let no other
-        write of the session come between. Raises `DiskRefused`.
+        Call this before the session's own commit, with files that its chat sent, and let no other
+        write of the session come between. Raise `DiskRefused` if the disk fails.
         """
         try:
             for each in attachment_ids:
@@ -439,8 +439,8 @@ SWEEPS = 12
 class Forgetting:
     """Wraps a store so that it also deletes uploaded files.
 
-    A file stays as long as any session refers to it. A damaged session refers to none; one whose
-    key or version is missing may refer to any that it was given.
+    A file stays as long as any session refers to it. A damaged session counts as referring to none;
+    one that can't be read for lack of a key or version, to every file that it was given.
     """
 
     def __init__(self, store: Any, attachments: Attachments, *, is_kept: bool = True) -> None:

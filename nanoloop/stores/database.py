@@ -213,7 +213,7 @@ class TriedCommits:
 
 
 class Database(Protocol):
-    """Stores sessions as rows; each call is atomic, durable on return, and raises `StoreError`.
+    """Stores sessions as rows; calls are atomic, durable on return, and raise only `StoreError`.
 
     A database knows nothing about time or encryption: its caller has the clock and the key.
     """

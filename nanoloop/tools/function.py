@@ -69,7 +69,7 @@ class FunctionTool(Generic[P, R]):
         self.idempotent = idempotent
         """True if a call interrupted by a kill runs again, with the same id."""
         self.settle = None if settle is None else partial(self._settled, settle)
-        """Returns the result of the call with this id, or None if it had no effect."""
+        """Returns the result of the call with this id, or None if the call had no effect."""
         self._description = description
         self._threads = Threads(threads)
 

@@ -264,7 +264,7 @@ class ChatIds:
     ids: dict[str, int] = field(default_factory=dict)
     """The time at which each id was recorded, in the order recorded."""
     obsolete: int = 0
-    """How many recorded ids are no longer among these."""
+    """How many ids in the file are no longer in `ids`."""
 
     def is_of(self, fd: int, there: os.stat_result) -> bool:
         """Return True if this is the file already read; a longer file is compared first."""
