@@ -311,7 +311,7 @@ class Agents(Mapping[str, Agent]):
         return len(self._agents)
 
     def among(self, names: Sequence[str] | None) -> list[str]:
-        """Return the agents that a user with these names may choose.
+        """Return the agents that a user who is allowed these names may choose.
 
         None allows all of them, and an empty sequence only the default.
         """

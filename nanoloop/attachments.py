@@ -60,19 +60,19 @@ if TYPE_CHECKING:
     from nanoloop.stores.sealed_files import FolderSealing
 
 REMEMBERED = 1000
-"""How many uploads are recognised if they come again."""
+"""How many recent uploads are recognised if sent again."""
 UNUSED_SECONDS = 24 * 3600
 """How long an upload that no session refers to is kept."""
 UNSURE = ".unsure"
-"""Ends the name of a mark: it has yet to turn out whether any session refers to the file."""
+"""The suffix of a file that marks an upload to which possibly no session refers."""
 NOTED = "sessions-noted"
-"""Marks a folder in which each file's sessions are noted."""
+"""The file that marks a folder whose files all have records of their sessions."""
 FORGETTING = ".forgetting"
-"""In it, an earlier version listed the files that it was about to delete."""
+"""The file in which an earlier version listed the files that it was about to delete."""
 LOCK = "lock"
 _ID = re.compile(r"[0-9a-f]{40}")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{16}|.*\.new")
-"""What `put_file` and `replace_file` write into, before the file has its name."""
+"""Matches the temporary names that `put_file` and `replace_file` write to."""
 _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -83,23 +83,23 @@ _MAGIC = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """What is known about one file."""
+    """The record of one uploaded file."""
 
     id: str
     owner: str
-    """Who uploaded it: an account of the web, or a chat of a platform."""
+    """Who uploaded it: an account on the web channel, or a chat on a platform."""
     kind: str
     name: str
     mime_type: str
     size: int
     sessions: tuple[str, ...] | None = None
-    """The sessions that may use it; None if an earlier version kept it, which didn't note them."""
+    """The sessions that may use it; None for a file from an earlier version."""
     at: float = 0.0
     """When it was uploaded, in seconds since 1970; 0 if that isn't known."""
 
     @classmethod
     def of(cls, text: bytes | None) -> StoredFile | None:
-        """The record of it; None if that is missing or can't be read."""
+        """Read a file's record; return None if it is missing or unreadable."""
         with suppress(ValueError, TypeError):  # sealed, and there is no key
             known = json.loads(text or b"")
             sessions = known.pop("sessions", None)
@@ -108,7 +108,7 @@ class StoredFile:
 
 
 def mime_type_of(data: bytes) -> str | None:
-    """The MIME type of these bytes, judged by their content; None if it isn't accepted."""
+    """Return the MIME type that these bytes have, or None if it isn't accepted."""
     for magic, mime_type in _MAGIC:
         if data.startswith(magic):
             return mime_type
@@ -118,10 +118,10 @@ def mime_type_of(data: bytes) -> str | None:
 
 
 class Attachments:
-    """Keeps files in a folder, created with the first one, and encrypts them if it is given a seal.
+    """Keeps files in a folder, created with the first file, and encrypts them if given a seal.
 
     An id grants no access. A file belongs to the sessions that were given it (`refer`, `share`):
-    only there is it shown to the model and sent with an answer.
+    only in these is it shown to the model and sent with an answer.
     """
 
     def __init__(
@@ -137,11 +137,11 @@ class Attachments:
         self._checks = FairLimiter(1)
 
     async def keep(self, data: bytes, *, owner: str, name: str, mime_type: str) -> StoredFile:
-        """Store a file, durable when this returns.
+        """Store a file, which is durable on return.
 
-        What one owner uploads again before it is sent is stored once. A picture is checked, and
-        stored as models and people should see it. Raises `AttachmentsFull` and `PictureRefused`.
-        No session may use it yet.
+        If one owner uploads the same file twice before sending it, it is stored once. A picture is
+        stored upright and without metadata. No session may use the file yet. Raise
+        `AttachmentsFull` if there is no space, and `PictureRefused` for an unusable picture.
         """
         if mime_type in TYPES:
             picture = await checked(data, limiter=self._checks.turn(owner))
@@ -189,19 +189,19 @@ class Attachments:
         return kept
 
     async def about(self, attachment_id: str) -> StoredFile | None:
-        """What is known about it, or None if there is no such file."""
+        """Return the file's record, or None if there is no such file."""
         if not _ID.fullmatch(attachment_id):
             return None
         return StoredFile.of(await self._read(attachment_id, ".json"))
 
     async def data(self, attachment_id: str) -> bytes | None:
-        """The file, or None if there is no such file; ask `held` first whether it may be used."""
+        """Return the file's content, or None; call `held` first to check that it may be used."""
         if not _ID.fullmatch(attachment_id):
             return None
         return await self._read(attachment_id, ".data")
 
     async def held(self, session_id: str, attachment_id: str) -> StoredFile | None:
-        """What is known about a file that this session may use; None for any other."""
+        """Return the record of a file that this session may use; None for any other file."""
         kept = await self.about(attachment_id)
         return kept if kept is not None and session_id in (kept.sessions or ()) else None
 
@@ -229,7 +229,7 @@ class Attachments:
         await put_file(self.folder / name, sealed, durable=True)
 
     def _opened(self, name: str, data: bytes) -> bytes | None:
-        """The content of the file of this name; None if it can't be opened."""
+        """Return the decrypted content of this file, or None if that is impossible."""
         opened = data if self._sealing is None else self._sealing.opened(name, data)
         if opened is None:
             announce(FileUnreadable(file=name, error="NotReadable"))
@@ -241,10 +241,10 @@ class Attachments:
     # Whose it is
 
     async def refer(self, session_id: str, attachment_ids: Iterable[str]) -> None:
-        """Let this session use these files, durable when this returns.
+        """Let this session use these files; this is durable on return.
 
-        Call it before the session's own commit, with files that its chat sent, and let no other
-        write of the session come between. Raises `DiskRefused`.
+        Call this before the session's own commit, with files that its chat sent, and let no other
+        write of the session come between. Raise `DiskRefused` if the disk fails.
         """
         try:
             for each in attachment_ids:
@@ -255,24 +255,24 @@ class Attachments:
             raise DiskRefused(self.folder, refusal(error)) from error
 
     async def share(self, attachment_ids: Iterable[str], *, by: str, to: str) -> None:
-        """Let another session use those of these files that this one may use."""
+        """Let session `to` also use these files, as far as session `by` may use them."""
         for each in attachment_ids:
             if await self.held(by, each) is not None:
                 await self.refer(to, (each,))
 
     async def drop(self, attachment_id: str, session_ids: Collection[str]) -> None:
-        """Let these sessions no longer use a file; it is removed with the last that may."""
+        """Withdraw a file from these sessions; remove it once no session may use it."""
         left = partial(_without, session_ids=session_ids)
         await run_sync(self._change, attachment_id, left)
 
     async def remove(self, attachment_id: str) -> None:
-        """Remove a file, whoever uses it; a missing one is fine."""
+        """Remove a file, even if sessions use it; a missing file is ignored."""
         await run_sync(self._remove, attachment_id)
 
     def _change(
         self, attachment_id: str, change: Callable[[Sequence[str]], Sequence[str] | None]
     ) -> None:
-        """Change which sessions may use a file; None removes it."""
+        """Change which sessions may use a file; if `change` returns None, remove the file."""
         if _ID.fullmatch(attachment_id) and self.folder.is_dir():
             with self._alone():
                 self._rewrite(attachment_id, change)
@@ -314,25 +314,25 @@ class Attachments:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep others from changing the records of files meanwhile; it blocks."""
+        """Keep others from changing the files' records inside the block; this blocks."""
         with waited_lock(self.folder / LOCK):
             yield
 
     # What is not used yet
 
     def _mark(self, attachment_id: str, *, is_over: bool = False) -> None:
-        """Give a file one day, after which it is removed unless a session refers to it.
+        """Mark a file for removal in a day unless a session refers to it by then.
 
-        With `is_over` that day is over.
+        With `is_over`, the day is already over.
         """
         path = self.folder / f"{attachment_id}{UNSURE}"
         os.close(open_file(path, os.O_WRONLY | os.O_CREAT))
         os.utime(path, (0, 0) if is_over else None)
 
     def _kept_again(self, attachment_id: str) -> StoredFile | None:
-        """The existing file, given another day; None if there is none, or a session may use it.
+        """Return the existing file, kept for another day; None if missing or used by a session.
 
-        Such a one is deleted with its session's message, perhaps before the new one comes.
+        A used file might be deleted with its message before the new message arrives.
         """
         if not attachment_id or not self.folder.is_dir():
             return None
@@ -344,21 +344,21 @@ class Attachments:
             return kept
 
     def doubt(self, attachment_ids: Iterable[str]) -> None:
-        """Have the next sweep check whether any session refers to these, durably; it blocks."""
+        """Durably mark these files for the next sweep to check for references; this blocks."""
         with self._alone():
             for each in attachment_ids:
                 self._mark(each, is_over=True)
             sync_folder(self.folder)
 
     def grace(self, attachment_ids: Iterable[str]) -> None:
-        """Have it checked after a day, or when their day is over; it blocks."""
+        """Mark these files to be checked in a day, unless they are already marked; this blocks."""
         with self._alone():
             for each in attachment_ids:
                 if not (self.folder / f"{each}{UNSURE}").exists():
                     self._mark(each)
 
     def unsure(self) -> list[str]:
-        """The files whose day is over: check now whether any session refers to them; it blocks."""
+        """Return the files whose day is over and whose references must be checked; this blocks."""
         marked = (mark.name.removesuffix(UNSURE) for mark in self.folder.glob(f"*{UNSURE}"))
         return [name for name in marked if self._is_unsure(name)]
 
@@ -397,16 +397,16 @@ class Attachments:
                 (self.folder / f"{attachment_id}{UNSURE}").unlink(missing_ok=True)
 
     def all(self) -> list[str]:
-        """The ids of all files; it blocks."""
+        """Return the ids of all files; this blocks."""
         return [file.stem for file in self.folder.glob("*.json") if _ID.fullmatch(file.stem)]
 
     def used_by(self, session_id: str) -> set[str]:
-        """The files that this session may use; it blocks."""
+        """Return the ids of files that this session may use; this blocks."""
         known = ((name, self._known(name)) for name in self.all())
         return {name for name, kept in known if kept and session_id in (kept.sessions or ())}
 
     def former(self) -> list[str]:
-        """Files from earlier versions, which did not record who may use them; it blocks."""
+        """Return files from earlier versions, which have no record of their users; this blocks."""
         if (self.folder / NOTED).exists():
             return []
         known = ((name, self._known(name)) for name in self.all())
@@ -423,7 +423,7 @@ class Attachments:
     # Room
 
     def _begin(self, kept: StoredFile) -> None:
-        """Reserve space for it; raises `AttachmentsFull`."""
+        """Reserve space for a file; raise `AttachmentsFull` if there is not enough."""
         make_folder(self.folder)
         self._take_room(kept.size)
         self._mark(kept.id)
@@ -451,7 +451,7 @@ def _without(users: Sequence[str], *, session_ids: Collection[str]) -> Sequence[
 
 
 def _time_of(file: Path) -> float:
-    """When it was last touched; infinity if it is gone, so that it never counts as old."""
+    """Return when the file was last changed; infinity if it is gone, so it never counts as old."""
     try:
         return file.stat().st_mtime
     except FileNotFoundError:
@@ -461,21 +461,21 @@ def _time_of(file: Path) -> float:
 READ_AT_ONCE = 500
 """How many entries are examined at a time."""
 SWEEPS = 12
-"""How many sweeps there are from one look for sessions that are gone to the next."""
+"""How many sweeps pass between two searches for files of missing sessions."""
 
 
 class Forgetting:
     """Wraps a store so that it also deletes uploaded files.
 
-    A file stays as long as any session refers to it. A damaged session refers to none; one whose
-    key or version is missing may refer to any that it was given.
+    A file stays as long as any session refers to it. A damaged session counts as referring to none;
+    one that can't be read for lack of a key or version, to every file that it was given.
     """
 
     def __init__(self, store: Any, attachments: Attachments, *, is_kept: bool = True) -> None:
-        """`is_kept` says whether the sessions outlive the process, as the files do."""
+        """Wrap the store; `is_kept` is True if its sessions outlive the process, as files do."""
         self._store = store
         self._has_former = is_kept
-        """Whether it may still have to be noted who may use the files of earlier versions."""
+        """True if files from earlier versions may still lack a record of their users."""
         self.attachments = attachments
         self._folder = attachments.folder
         self._sweeps = 0
@@ -527,7 +527,7 @@ class Forgetting:
         return self._folder.is_dir()
 
     async def _doubt(self, gone: Collection[str]) -> None:
-        """Have the next sweep finish what a kill interrupts."""
+        """Have the next sweep finish the work if a kill interrupts it."""
         if gone:
             await run_sync(self.attachments.doubt, gone)
 
@@ -552,7 +552,7 @@ class Forgetting:
             await self.attachments.drop(name, unused)
 
     async def _doubt_missing(self) -> None:
-        """Give a day to the files of sessions that no longer exist: what waited may go on."""
+        """Keep files of missing sessions for another day; a waiting message may use them."""
         missing: dict[str, bool] = {}
         doubtful = []
         for name in await run_sync(self.attachments.all):
@@ -597,9 +597,9 @@ class Forgetting:
                 await run_sync(partial(self.attachments.settle, name, unused_by=unused))
 
     async def _refers(self, session_id: str, file: StoredFile) -> bool:
-        """Whether anything added to this session since the upload refers to the file.
+        """Return True if anything added to this session since the upload refers to the file.
 
-        Raises `SessionDamaged` and `NotReadable`.
+        Raise `SessionDamaged` or `NotReadable` if the session can't be read.
         """
         try:
             session = await self._store.load(session_id)
@@ -638,7 +638,7 @@ class Forgetting:
         self._has_former = False
 
     async def _files_of(self, session_id: str, seqs: Collection[int] | None = None) -> set[str]:
-        """The files that a session, or only these entries of it, refers to."""
+        """Return the files that a session refers to, or only those that these entries refer to."""
         found: set[str] = set()
         if not self._has_any():
             return found

@@ -556,7 +556,7 @@ class View:
         self._abridged.give_up(pending, count)
 
     def _shorten_old(self, target: float, chars: int) -> None:
-        """Shorten the oldest tool results to meet the target, but none of this step."""
+        """Shorten the oldest tool results to meet the target, but none from this step."""
         tokens, last = self._window_tokens(), self._old_upto()
         rule = Shortening(upto=self._session.last_seq, chars=chars)
         upto = 0
@@ -598,7 +598,7 @@ class Abridged:
 
     epoch: int
     extract_upto: int = 0
-    """The pending entries up to this number are shown only by their first words."""
+    """Pending entries up to this number are shown only by their first words."""
     is_near: bool = False
     """True if the last request came close to the model's limit."""
     calls: dict[int, Entry | None] = field(default_factory=dict)

@@ -55,7 +55,7 @@ class Picture:
 
 
 async def checked(data: bytes, *, limiter: AbstractAsyncContextManager[None]) -> Picture:
-    """Return the picture upright and without metadata; raise `PictureRefused`.
+    """Return the picture upright and without metadata; raise `PictureRefused` if unusable.
 
     Without Pillow, only the header is checked, and the picture is returned unchanged.
     """

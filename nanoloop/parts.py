@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 INPUT_HISTORY = "input_history"
 KEYS_FILE = Path("secret-keys", "store.keys")
-"""The keys file within the data folder: in a folder that backups can leave out."""
+"""The path of the keys file in the data folder, inside a folder that backups can leave out."""
 ATTACHMENTS = "attachments"
 """The folder for uploaded files inside the data folder."""
 
@@ -99,7 +99,7 @@ def make_installation(settings: Settings) -> Installation | None:
 
 
 def make_seal(settings: Settings, *, url: str | None = None) -> Seal | None:
-    """What encrypts the store, or the one at another URL, if these settings have a key."""
+    """Return the encryption for the store, or for the one at this URL; None without a key."""
     if settings.store.encryption_key is None:
         return None
     from nanoloop.stores.encryption import KeySeal  # noqa: PLC0415 - a separate extra
@@ -109,10 +109,10 @@ def make_seal(settings: Settings, *, url: str | None = None) -> Seal | None:
 
 
 def keys_file(settings: Settings, *, url: str | None = None) -> Path | None:
-    """Where the keys of conversations, people and uploads are; None if they have none.
+    """Return the file with the keys of conversations, people and uploads, or None.
 
-    A database on a server may be used by several machines, whose data folders nobody keeps: it has
-    such keys only if the settings say where.
+    A database on a server may be used by several machines with temporary data folders, so it has
+    such keys only if the settings name the file.
     """
     if settings.store.keys_file is not None:
         return settings.data / settings.store.keys_file
@@ -296,7 +296,7 @@ def _set_at(settings: Settings, key: str, text: str) -> Problem:
 
 TOOLS: Mapping[str, Tool] = {"clock": clock, "calculator": calculator}
 BUILT_IN = "built in"
-"""The name of the source of built-in tools."""
+"""The name under which the built-in tools are listed as a source."""
 
 
 def make_tools(

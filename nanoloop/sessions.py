@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from nanoloop.attachments import Attachments
 
 UNSURE_SECONDS = 60
-"""By how much the clocks of a platform and of this machine may differ."""
+"""By how much a platform's clock and this machine's may differ."""
 ENTRIES_READ = 500
-"""How many entries of a history are read at a time."""
+"""How many entries of a session's history are read at a time."""
 
 
 T = TypeVar("T")
@@ -78,12 +78,12 @@ class Sessions:
         patience_seconds: float = 0,
         recall: Recall | None = None,
     ) -> None:
-        """Create the collection; erasing entries also erases them from the index of `recall`."""
+        """Create the collection; erasing entries also removes them from the index of `recall`."""
         self.store = store
         self._recall = recall
         self.writer = SessionWriter(store, patience_seconds=patience_seconds)
         self.attachments: Attachments | None = getattr(store, "attachments", None)
-        """The files that sessions refer to, if the store comes with any."""
+        """The uploaded files that sessions refer to, or None if the store has none."""
         self._alive: WeakValueDictionary[str, Session] = WeakValueDictionary()
         self._recent: BoundedDict[str, Session] = BoundedDict(limit)
         self._id_by_key: BoundedDict[str, str] = BoundedDict(limit)
@@ -199,7 +199,7 @@ class Sessions:
         return await self.current(key, agent=agent)
 
     async def current_id(self, key: str) -> str:
-        """Return the id of the chat's current session, or of its first one."""
+        """Return the id of the chat's current session, or the id for its first one."""
         session_id = self._id_by_key.get(key)
         if session_id is None:
             session_id = await self.store.bound(key) or id_for_key(key)
@@ -245,7 +245,7 @@ class Sessions:
         return None
 
     async def _go_on_in(self, session: Session, key: str, old: Session | None) -> None:
-        """Move the chat and its waiting messages, decided by one commit in the old session."""
+        """Move the chat and its waiting messages to this session, by one commit in the old one."""
         if old is not None:
             if session is not old:
                 await self.change(session, _welcome)
@@ -348,8 +348,9 @@ class Sessions:
     async def erase(self, session_id: str, seqs: Collection[int]) -> Session:
         """Erase these entries permanently and durably; raise `NotPossible` if one doesn't exist.
 
-        Other objects of the session can't bring the entries back, because their saves conflict. The
-        session records that copies remain, until `finish_erasing` has removed them.
+        Another `Session` object loaded earlier can't restore the entries, because saving it raises
+        a conflict. Until `finish_erasing` succeeds, the session notes that the search index may
+        still contain copies.
         """
         session = await self.open(session_id)
         try:
@@ -360,10 +361,10 @@ class Sessions:
         return session
 
     async def erase_speaker(self, session_id: str, person: Person) -> ErasedWords:
-        """Erase for good what a person, by platform and id, said in this session.
+        """Permanently erase what a person, given by platform and id, said in this session.
 
-        That is in messages, quotes and what waits, with the answers to it, and all digests. Durable
-        when this returns; like after `erase`, call `finish_erasing` then.
+        This covers messages, quotes, waiting messages, the answers to them, and all digests. It is
+        durable on return; then call `finish_erasing`, as after `erase`.
         """
         session = await self.open(session_id)
         try:
@@ -373,7 +374,7 @@ class Sessions:
             raise
 
     async def speakers(self, session_id: str) -> dict[Person, str]:
-        """Everyone with an account who said something in a session, or was quoted: their names."""
+        """Return the names of all people with an account who wrote or were quoted in a session."""
         session = await self.fresh(session_id)
         found: dict[Person, str] = {}
         after = 0
@@ -386,9 +387,9 @@ class Sessions:
         return found
 
     def without_erased(self, session: Session, entry: Entry, message: Inbound) -> Entry | None:
-        """A message's entry without the words of people who were erased here since they said it.
+        """Return a message's entry without quotes of people whose words were erased here since.
 
-        None if its sender is one of them. A store that was restored may not know the message.
+        Return None if the sender's words were erased. A restored store may not know the message.
         """
         if (erased_at := getattr(self.store, "erased_at", None)) is None:
             return entry

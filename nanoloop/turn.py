@@ -84,7 +84,7 @@ class Keeping:
     store: Store | None = None
     """The store to read older entries from; None if the session has all of them."""
     files: Attachments | None = None
-    """Where large tool results are stored whole; None if nowhere."""
+    """The files in which large tool results are stored whole; None if they are not."""
     recording: Recording | None = None
     """How much of the question and answer is stored; None stores everything."""
     steering: Callable[[Session], Sequence[Entry]] = _nothing
@@ -107,7 +107,7 @@ class Cutting:
     by_defaults: bool = True
     """Apply the session's default limits after an answer, even if none were set."""
     heard: Callable[[], object] = lambda: None
-    """Called after each cut made by a request or an answer, so that a summary can start."""
+    """Called after a request or an answer cuts the window, so that a summary can start."""
     follow: Callable[[str], object] = lambda _: None
     """Called with the session's id after each cut, so that the index can be updated."""
 
@@ -138,7 +138,7 @@ def _buffer_of(session: Session, limit: int) -> int:
 
 
 class Turn:
-    """A question in a session, from its arrival to its answer."""
+    """Handles one question in a session, from its arrival to its answer."""
 
     def __init__(
         self,
@@ -503,7 +503,7 @@ class Turn:
         await self.change(_no_change)  # repeated later if another writer was first
 
     def _least_severity(self, session: Session) -> int:
-        """Return the severity a rule needs; a full window, cut by `begin`, outweighs some."""
+        """Return the least severity at which rules apply; higher if the window is full."""
         limit = 0 if self._cutting is None else _buffer_of(session, self._cutting.limit)
         return BUFFER_SEVERITY if 0 < limit < message_count(session.window) else 0
 
@@ -525,7 +525,7 @@ class Recording:
 
     @property
     def is_partial(self) -> bool:
-        """True if only part of a question is stored, although the model sees all of it."""
+        """True if only part of a question is stored, although the model sees the whole question."""
         return bool(self.input_paths)
 
     def question(self, given: Any) -> Entry:
@@ -684,6 +684,6 @@ def _empty_because(finish_reason: str) -> str:
     if finish_reason == "length":
         return (
             "the model ran out of tokens before its answer began: "
-            "allow it more, or ask for something shorter"
+            "allow more tokens, or ask for something shorter"
         )
     return f"the model gave an empty answer (finish reason {finish_reason!r}): ask again"

@@ -1,4 +1,4 @@
-"""The only way to write a session: apply an act, and repeat it if another writer was first."""
+"""The only way to change a stored session: apply an act, repeated if another writer was first."""
 
 from __future__ import annotations
 
@@ -203,10 +203,10 @@ class SessionWriter:
         raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
 
     async def erase_words(self, session: Session, person: Person) -> ErasedWords:
-        """Erase what a person said in this session for good; returns what that was.
+        """Permanently erase what a person said in this session so far, and return it.
 
-        What is said later is kept. Otherwise like `erase`; raises `NotPossible` for a store that
-        can't do it.
+        Otherwise this is like `erase`. Raise `NotPossible` if the store can't erase a person's
+        words.
         """
         return await self._order.write(session.id, partial(self._erase_words, session, person))
 
@@ -272,8 +272,8 @@ def _owe_erasing(
 ) -> None:
     """Record that these entries must also be removed outside the store.
 
-    A late edit of such a message must not bring its text back either. With `is_all` the whole
-    session leaves a search index, and what is left of it is indexed again.
+    A late edit of such a message must not bring its text back either. With `is_all`, the
+    search index drops the whole session and indexes the remaining entries again.
     """
     with session.lock:
         for name in names:

@@ -374,7 +374,7 @@ async def test_stop_cancels_at_once_and_leaves_no_dangling_call():
             await loop.chats.until("a", 2)
         texts = await loop.chats.until("a", 3)
         session = await session_of(loop)
-    assert "Stopped. 1 message waiting will be answered next." in texts
+    assert "Stopped. 1 waiting message will be answered next." in texts
     assert texts[-1] == "You said: later"
     results = {
         entry.call_id: entry.content for entry in session.window if entry.type == "tool_result"

@@ -231,7 +231,7 @@ async def test_case_11_stop_leaves_no_dangling_call_acts_within_100_ms_and_tells
         with anyio.fail_after(0.1):
             put(loop, "/stop")
             texts = await loop.chats.until("a", 2)
-        assert any("1 message waiting will be answered next" in text for text in texts)
+        assert any("1 waiting message will be answered next" in text for text in texts)
         await loop.chats.until("a", 3)
         session = await session_of(loop)
     assert list(pair_violations(session.messages)) == []

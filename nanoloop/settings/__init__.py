@@ -72,7 +72,7 @@ class StoreSettings(Section):
     encryption_key: SecretStr | None = Field(default=None, examples=["..."])
     """The key that encrypts conversations; older keys may follow, separated by commas."""
     keys_file: Folder | None = Field(default=None, examples=["/srv/nanoloop-keys/store.keys"])
-    """The file with the keys of conversations and people; keep it out of the store's backups."""
+    """The file with a key for each conversation and person; exclude it from the store's backups."""
 
 
 class LoopSettings(Section):
@@ -279,11 +279,11 @@ class SentenceSettings(Section):
     interrupted: Sentence = ENGLISH["interrupted"]
     """nanoloop was restarted before it answered, and on_unanswered is "report"."""
     crashed: Sentence = ENGLISH["crashed"]
-    """Anything else fails."""
+    """An unexpected error occurred."""
     kept: Sentence = ENGLISH["kept"]
-    """Added to the others if the message is stored."""
+    """Added to the other sentences if the message was stored."""
     incident: Sentence = ENGLISH["incident"]
-    """The word before the id that finds the failure in the log and in `nanoloop status`."""
+    """The word before the id that identifies a failure in the log and in `nanoloop status`."""
 
 
 class TerminalSettings(Section):
@@ -352,14 +352,14 @@ class Settings(BaseSettings):
         default_factory=lambda: user_folder("data", os.environ),
         examples=["~/.local/share/nanoloop"],
     )
-    """The folder for all stored data; a relative path starts at the working folder."""
+    """The folder for all stored data; a relative path is resolved against the working directory."""
     models: Folder = Field(
         default_factory=lambda: user_folder("data", os.environ) / "models",
         examples=["~/.local/share/nanoloop/models"],
     )
     """The folder for downloaded model files; several data folders may share it."""
     model: str = Field("gpt-5.4-mini", min_length=1)
-    """The model that answers: VENDOR:NAME, your server's name for it, or a .gguf's path."""
+    """The model that answers: VENDOR:NAME, its name on your server, or the path of a .gguf file."""
     summary_model: str | None = Field(None, min_length=1, examples=["gpt-5.4-nano"])
     """The model that summarises; by default, the one that answers."""
     api_key: SecretStr | None = Field(None, examples=["..."])
@@ -469,7 +469,7 @@ class Settings(BaseSettings):
 
     @property
     def file(self) -> Path | None:
-        """The settings file that was read, or the stronger of two; None without a file."""
+        """The settings file that was read, or the stronger of two; None if none was read."""
         return self._files[0] if self._files else None
 
     @property
@@ -479,7 +479,7 @@ class Settings(BaseSettings):
 
     @property
     def own_file(self) -> Path | None:
-        """The user's own file: in the user's folder, named explicitly, or trusted; or None."""
+        """The file in the user's folder, named explicitly, or trusted; None if there is none."""
         return self._own_file
 
     @property

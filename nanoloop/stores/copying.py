@@ -27,7 +27,7 @@ class Copied:
     same: int = 0
     """Sessions that the target already had, with identical content."""
     entries: int = 0
-    """The number of entries in all these sessions."""
+    """The number of entries in all copied or identical sessions."""
     keys: int = 0
     left_out: int = 0
     """Sessions that can't be read in the source or in the target."""
@@ -50,7 +50,7 @@ async def copy(
     """Copy every session and key, except those that the target has with identical content.
 
     Logins to the web page are not copied, so people log in again. An unreadable session is skipped;
-    of a partly readable one, the readable part is copied. A damaged session in the target is kept
+    a partly readable one is copied as far as possible. A damaged session in the target is kept
     unless `replace`. If interrupted, the same call resumes the copy. Raise `SessionDiffers` unless
     `replace`, and `StoreError` for a session that differs after it was written.
     """
@@ -118,7 +118,7 @@ async def _copy_one(
 
 
 async def _theirs(target: DatabaseStore, name: str) -> StoredSnapshot | str | None:
-    """Return the target's session with this name, the reason why it can't be read, or None."""
+    """Return the target's session with this name, why it can't be read, or None if missing."""
     try:
         return await taken(target, name)
     except SessionNotFound:
@@ -150,7 +150,7 @@ async def seal_all(
 ) -> Copied:
     """Encrypt every session with the first key, and then refuse all other keys.
 
-    Each gets keys of its own, if there is a keys file. If interrupted, the same call resumes the
+    With a keys file, each session gets its own keys. If interrupted, the same call resumes the
     work. Data that can't be read is left unchanged.
     """
     done = Copied()

@@ -99,12 +99,12 @@ class Commit:
 
     @property
     def updated_at(self) -> int:
-        """The time of the session's change, in microseconds since 1970."""
+        """The time of the session's last change, in microseconds since 1970."""
         return micros(from_rfc3339(self.head["updated_at"]))
 
     @property
     def owes(self) -> int:
-        """The kind of pending work after the commit, in the form of an index."""
+        """The kind of pending work after the commit, as a number for an index."""
         return owes(self.head)
 
     @property
@@ -213,7 +213,7 @@ class TriedCommits:
 
 
 class Database(Protocol):
-    """Rows of sessions. Each call is atomic, durable on return, and raises only `StoreError`.
+    """Stores sessions as rows; calls are atomic, durable on return, and raise only `StoreError`.
 
     A database knows nothing about time or encryption: its caller has the clock and the key.
     """
@@ -270,7 +270,7 @@ class Database(Protocol):
     def glances(self, *, now: int) -> AsyncIterator[StoredSession | SessionDamaged]:
         """Yield unexpired sessions without entries, last changed first, a page at a time.
 
-        They need only the section that identifies them.
+        Of its sections, an overview needs only the one that identifies the session.
         """
         ...
 
@@ -338,7 +338,7 @@ def micros(moment: datetime) -> int:
 
 
 def text_of(entry: Entry) -> bytes:
-    """Return an entry in the form of a row: its JSON text, without its number."""
+    """Return an entry as a row stores it: its JSON text, without its number."""
     return encoded(entry.to_dict(), kind="entry")
 
 

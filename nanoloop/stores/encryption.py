@@ -19,17 +19,17 @@ try:
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 except ModuleNotFoundError as missing:
     raise SettingsError(
-        f"store.encryption_key needs the package cryptography: {how_to_install('encrypt')}"
+        f"store.encryption_key needs the cryptography package: {how_to_install('encrypt')}"
     ) from missing
 
 _NONCE_BYTES = 12
 
 
 class KeySeal:
-    """Seals with the first of its keys, and opens what any of them sealed in the same place."""
+    """Encrypts with its first key, and decrypts with any of its keys; each text has one place."""
 
     def __init__(self, keys: str, *, keys_file: Path | None = None) -> None:
-        """`keys` are separated by commas; raises `SettingsError` if one is not a valid key.
+        """Take one or more `keys`, separated by commas; raise `SettingsError` if one is not valid.
 
         With `keys_file`, each conversation, person and upload has a key of its own in that file.
         """
@@ -48,23 +48,23 @@ class KeySeal:
         self.keys_file = None if keys_file is None else KeysFile(keys_file, self)
 
     def seal(self, data: bytes, place: bytes) -> str:
-        """These bytes as text that reveals nothing without a key, and opens in this place only."""
+        """Return these bytes as encrypted text, which can be decrypted only for this place."""
         name = self.names[0]
         return f"{MARK}.{name}.{self._ciphers[name].seal(data, place)}"
 
     def open(self, text: str, place: bytes) -> bytes:
-        """The original bytes; raises ValueError if no key matches, or the place differs."""
+        """Return the original bytes; raise ValueError if no key matches, or the place differs."""
         mark, name, code = text.split(".")
         if mark != MARK or name not in self._ciphers:
-            raise ValueError("nothing that these keys sealed")
+            raise ValueError("not a text that these keys encrypted")
         return self._ciphers[name].open(code, place)
 
     def cipher(self, keys: Iterable[bytes]) -> Cipher:
-        """What seals with all of these keys together: without one of them, nothing opens."""
+        """Return a cipher made from all of these keys; decrypting takes every one of them."""
         return Cipher(_derived(b"".join(keys), b"keys", 32))
 
     def open_former(self, text: str) -> bytes:
-        """What an earlier version sealed for no place; raises ValueError if no key matches."""
+        """Decrypt a text that an earlier version wrote; raise ValueError if no key matches."""
         try:
             return self._fernet.decrypt(text)
         except InvalidToken as error:
@@ -72,22 +72,22 @@ class KeySeal:
 
 
 class Cipher:
-    """Seals with one key."""
+    """Encrypts and decrypts with one key."""
 
     def __init__(self, key: bytes) -> None:
         self._aes = AESGCM(key)
 
     def seal(self, data: bytes, place: bytes) -> str:
-        """These bytes as text."""
+        """Return these bytes as encrypted text."""
         nonce = os.urandom(_NONCE_BYTES)
         return urlsafe_b64encode(nonce + self._aes.encrypt(nonce, data, place)).decode()
 
     def open(self, code: str, place: bytes) -> bytes:
-        """The bytes again; raises ValueError if they were sealed otherwise."""
+        """Return the decrypted bytes; raise ValueError if the key or place is not the same."""
         sealed = urlsafe_b64decode(code)
         # A text has one form only: decoding would overlook foreign characters in it.
         if urlsafe_b64encode(sealed).decode() != code:
-            raise ValueError("nothing that this version sealed")
+            raise ValueError("not a text that this version encrypted")
         try:
             return self._aes.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], place)
         except InvalidTag as error:
@@ -99,5 +99,5 @@ def _derived(key: bytes, use: bytes, length: int) -> bytes:
 
 
 def _name(key: bytes) -> str:
-    """What a key is called where it must not be shown."""
+    """Return a name that identifies the key without revealing it."""
     return _derived(key, b"name", 4).hex()

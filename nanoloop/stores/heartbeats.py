@@ -16,7 +16,7 @@ from nanoloop.protocols import Node
 from nanoloop.stores.database import FORGET_NODE_SECONDS, NODE_SECONDS, granted
 
 LOCK_SECONDS = 1.0
-"""How long a heartbeat waits for another process's; less than the time between two heartbeats."""
+"""How long one heartbeat waits for another's lock; less than the time between heartbeats."""
 _PAUSE_SECONDS = 0.005
 _SUFFIX = ".json"
 
@@ -56,7 +56,7 @@ class NodeFiles:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Yield True if no other process writes; don't wait for a suspended process."""
+        """Yield True if this process holds the lock; don't wait long for a suspended process."""
         fd = open_file(self._folder / "lock", os.O_RDWR | os.O_CREAT)
         try:
             yield _is_locked(fd)

@@ -42,7 +42,7 @@ class InMemoryStore(DatabaseStore):
 
 @dataclass(slots=True, kw_only=True)
 class _Row:
-    """A session as last committed."""
+    """A session's data as of its last commit."""
 
     head: Mapping[str, Any] = field(default_factory=dict)
     sections: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class _Row:
     expires_at: int | None = None
 
     def take_in(self, commit: Commit) -> None:
-        """Apply everything in the commit."""
+        """Apply a commit to the row."""
         rewritten = {entry.seq: entry for entry in commit.rewritten}
         if rewritten:
             self.entries = [rewritten.get(entry.seq, entry) for entry in self.entries]
@@ -70,7 +70,7 @@ class _Row:
         return self.expires_at is not None and self.expires_at < now
 
     def stored(self, after: int | None) -> StoredSession:
-        """Return the session with its entries after a number; None means without entries."""
+        """Return the session with its entries after this number; None means no entries."""
         entries: Sequence[Entry] = () if after is None else self.between(after, None)
         return StoredSession(
             head=self.head,
@@ -91,7 +91,7 @@ def _seq(entry: Entry) -> int:
 
 
 class _Memory:
-    """Rows in a dictionary; each call lets other tasks run, as with other databases."""
+    """Keeps rows in a dictionary; each call lets other tasks run, as with other databases."""
 
     def __init__(self) -> None:
         self._rows: dict[str, _Row] = {}

@@ -1,6 +1,6 @@
 """The keys file: a key for each conversation, person and upload, outside the store.
 
-What is sealed with a key is gone from all copies of a store as soon as the key is destroyed.
+Once a key is destroyed, what it encrypted is lost in every copy of the store.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from nanoloop.stores.encryption import Cipher, KeySeal
 
 PIECES, PIECE = "_pieces", "_piece"
-"""What is sealed with other keys than the text that it is part of, and where it belongs there."""
+"""The fields for parts of a text that have other keys, and for the place of each part."""
 MARK_OF_KEYS = "n3"
-"""What each text begins with that is sealed with keys of the file."""
+"""The start of each text that is encrypted with keys from the file."""
 KEPT_CIPHERS = 4096
 _KEY_BYTES = 32
 _GONE = "gone"
@@ -54,11 +54,11 @@ _Stamp = tuple[int, int, int]
 
 
 class KeyDestroyed(Exception):
-    """A key was destroyed on purpose: what it sealed is gone for good."""
+    """A key was destroyed on purpose: everything encrypted with it is gone for good."""
 
 
 class KeysWanted(Exception):
-    """Something is to be sealed with keys that have yet to be made, which blocks."""
+    """Something can't be encrypted until these keys are made, which blocks."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
@@ -66,11 +66,11 @@ class KeysWanted(Exception):
 
 
 class KeysFile:
-    """Random keys by name, each wrapped with the store's key; a destroyed one leaves a tombstone.
+    """Random keys by name, each encrypted with the store's key; a destroyed key leaves a tombstone.
 
-    A name begins with what its keys belong to, up to a hyphen. Keys are appended, and durable
-    before they are used. To destroy some, the whole file is replaced. Any number of processes may
-    share the file; changing it blocks.
+    The part of a name before the first hyphen tells what its key belongs to. Keys are appended,
+    and durable before they are used. To destroy keys, the whole file is replaced. Any number of
+    processes may share the file; changing it blocks.
     """
 
     def __init__(self, path: Path, seal: KeySeal) -> None:
@@ -82,7 +82,7 @@ class KeysFile:
         self._keys: dict[str, str] = {}
         self._gone: dict[str, tuple[float, str]] = {}
         self._edition = ""
-        """Another one each time that the file is replaced."""
+        """A random name that changes whenever the file is replaced."""
         self._end = 0
         self._stamp: _Stamp | None = None
         self._ciphers: BoundedDict[str, Cipher] = BoundedDict(KEPT_CIPHERS)
@@ -90,7 +90,7 @@ class KeysFile:
     # Whether it fits
 
     def check(self, file_id: str) -> None:
-        """Raise `NotReadable` unless this is the file with this id, and whole."""
+        """Raise `NotReadable` unless the file has this id and is complete."""
         self.refresh()
         if not self.id:
             raise NotReadable(
@@ -104,7 +104,7 @@ class KeysFile:
             )
 
     def begin(self) -> str:
-        """The file's id; the file is created if there is none."""
+        """Return the file's id; create the file if there is none."""
         with self._alone():
             if not self.id:
                 self._replace({}, {}, file_id=token_hex(8))
@@ -113,26 +113,26 @@ class KeysFile:
     # Keys
 
     def has(self, name: str) -> bool:
-        """Whether there is such a key."""
+        """Return True if there is a key with this name."""
         return name in self._keys
 
     def is_gone(self, name: str) -> bool:
-        """Whether that key was destroyed, by itself or with all that it belongs to."""
+        """Return True if this key was destroyed, alone or with all keys of its owner."""
         return name in self._gone or name.partition("-")[0] in self._gone
 
     def gone_at(self, name: str) -> float | None:
-        """When that key was destroyed, in seconds since 1970; None if it was not."""
+        """Return when this key was destroyed, in seconds since 1970; None if it was not."""
         return self._gone[name][0] if name in self._gone else None
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Those of these keys that are not there, after a look for what others added."""
+        """Return the missing ones among these keys, after reading what other processes added."""
         self.refresh()
         return [name for name in dict.fromkeys(names) if name not in self._keys]
 
     def add(self, names: Iterable[str]) -> None:
-        """Make those of these keys that are missing, durable when this returns.
+        """Create the missing ones among these keys; they are durable on return.
 
-        Raises `KeyDestroyed` if one of them was destroyed.
+        Raise `KeyDestroyed` if one of them was destroyed.
         """
         names = [*names]
         with self._alone() as is_there:
@@ -155,9 +155,9 @@ class KeysFile:
         all_of: Mapping[str, str] | None = None,
         now: float | None = None,
     ) -> None:
-        """Destroy these keys for good, and all that belong to `all_of`, which has a note for each.
+        """Permanently destroy these keys, and all keys of the owners in `all_of`.
 
-        When this returns, neither the file nor its folder has them any more.
+        `all_of` maps each owner to a note. On return, no file in the folder contains the keys.
         """
         whole, moment = dict(all_of or {}), time.time() if now is None else now
         with self._alone() as is_there:
@@ -176,20 +176,20 @@ class KeysFile:
             self._replace(left, gone, file_id=self.id)
 
     def unsettled(self) -> dict[str, str]:
-        """The notes of what was destroyed with all its keys, until `settle`."""
+        """Return the notes of owners whose keys were all destroyed, until `settle` drops them."""
         self.refresh()
         notes = [(owner, note) for owner, (_, note) in self._gone.items() if note]
         return {owner: self._opened_note(owner, note) for owner, note in notes}
 
     def settle(self, owners: Collection[str]) -> None:
-        """Drop the notes of these; that they were destroyed stays known."""
+        """Drop the notes of these owners; their keys still count as destroyed."""
         with self._alone() as is_there:
             gone = {n: (at, "" if n in owners else note) for n, (at, note) in self._gone.items()}
             if is_there and gone != self._gone:
                 self._replace(self._keys, gone, file_id=self.id)
 
     def rewrap(self) -> None:
-        """Wrap all keys with the store's first key, unless they are."""
+        """Encrypt all keys with the store's first key, unless that is already done."""
         with self._alone() as is_there:
             first = self._seal.names[0]
             if not is_there or all(t.split(".")[1] == first for t in self._keys.values()):
@@ -205,9 +205,9 @@ class KeysFile:
     # Sealing
 
     def seal(self, names: Sequence[str], data: bytes, place: bytes) -> str:
-        """These bytes as text, which opens in this place while all of these keys are there.
+        """Return these bytes as text that takes all of these keys, and this place, to decrypt.
 
-        Raises `KeysWanted` if one of them has yet to be made.
+        Raise `KeysWanted` if one of the keys has yet to be made.
         """
         joined = "+".join(names)
         if joined not in self._ciphers and (wanted := self.missing(names)):
@@ -215,19 +215,19 @@ class KeysFile:
         return f"{MARK_OF_KEYS}.{joined}.{self._cipher(joined).seal(data, place)}"
 
     def open(self, text: str, place: bytes) -> bytes:
-        """The bytes again; raises ValueError if it was sealed otherwise.
+        """Return the decrypted bytes; raise ValueError for a text that is not from this place.
 
-        Raises `KeyDestroyed` if one of its keys was destroyed, and `NotReadable` if one is missing.
+        Raise `KeyDestroyed` if one of its keys was destroyed, and `NotReadable` if one is missing.
         """
         mark, joined, code = text.split(".")
         if mark != MARK_OF_KEYS:
-            raise ValueError("nothing that these keys sealed")
+            raise ValueError("not a text that these keys encrypted")
         try:
             return self._cipher(joined).open(code, place)
         except KeyDestroyed:
             # Named in a place where it never sealed anything, a destroyed key erases nothing.
             if any(name.partition("-")[0].encode() not in place for name in joined.split("+")):
-                raise ValueError("nothing that was sealed there") from None
+                raise ValueError("not a text that was encrypted for this place") from None
             raise
 
     def _cipher(self, joined: str) -> Cipher:
@@ -274,9 +274,9 @@ class KeysFile:
     # The file
 
     def refresh(self) -> None:
-        """See what others changed: one look at the file, if nobody did.
+        """Read what other processes changed; this only checks the file's status if nothing changed.
 
-        Raises `NotReadable` if it isn't what was written.
+        Raise `NotReadable` if the file was damaged.
         """
         try:
             there = self.path.stat()
@@ -289,7 +289,7 @@ class KeysFile:
                 self._read(there)
 
     def _read(self, there: os.stat_result) -> None:
-        """Read what is new: all of it, if the file was replaced."""
+        """Read the new lines, or all of them if the file was replaced."""
         fd = open_file(self.path)
         try:
             header = _HEADER.match(os.pread(fd, _HEADER_BYTES, 0))
@@ -353,7 +353,7 @@ class KeysFile:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Keep others from changing the file; gives whether there is one. It blocks."""
+        """Keep others from changing the file; yield True if it exists. This blocks."""
         with self._guard:
             try:
                 make_folder(self.path.parent)
@@ -367,36 +367,36 @@ class KeysFile:
 
 
 class SessionKeys:
-    """The names of a session's keys; they say nothing of who it is, or who is in it."""
+    """The names of a session's keys, which reveal neither the session nor the people in it."""
 
     def __init__(
         self, file: KeysFile, secret: bytes, born: str, *, edition: int, dying: Collection[str]
     ) -> None:
-        """`born` is the session's random name, and `dying` are keys not to be used any more."""
+        """Create the names; `born` is the session's random name, and `dying` keys are not used."""
         self._file = file
         self._secret = secret
         self._born = born
         self._dying = dying
         self.log = (f"{born}-log",)
-        """Seals what is nobody's."""
+        """The key for what no person said."""
         self.mixed = (f"{born}-mixed-{edition}",)
-        """Seals what several people's words went into."""
+        """The key for texts made from several people's words."""
 
     def person(self, person: Person) -> str:
-        """What stands for this account, in this session only."""
+        """Return a digest that stands for this account in this session only."""
         return _digest(self._secret, self._born, *person)
 
     def of(self, people: Iterable[str]) -> tuple[str, ...]:
-        """The keys for what is open only as long as none of these people was erased."""
+        """Return the keys for a text that is lost once any of these people is erased."""
         return tuple(sorted(map(self._newest, people))) or self.log
 
     def erased_at(self, person: Person) -> float | None:
-        """When this person's words were last erased here; None if they never were."""
+        """Return when this person's words were last erased here; None if they never were."""
         moments = [self._file.gone_at(name) for name in self._names(self.person(person))]
         return max((moment for moment in moments if moment is not None), default=None)
 
     def _newest(self, digest: str) -> str:
-        """The person's key; each erasing is followed by another one, for what is said anew."""
+        """Return the name of the person's current key; after each erasure, a new key is used."""
         return self._names(digest)[-1]
 
     def _names(self, digest: str) -> list[str]:
@@ -427,7 +427,7 @@ def _read_from(fd: int, start: int) -> bytes:
 
 
 def _parsed(text: str) -> tuple[dict[str, str], dict[str, tuple[float, str]]]:
-    """The keys and the tombstones in these lines; raises ValueError."""
+    """Return the keys and the tombstones in these lines; raise ValueError for an invalid line."""
     keys: dict[str, str] = {}
     gone: dict[str, tuple[float, str]] = {}
     for line in text.splitlines():
@@ -441,15 +441,15 @@ def _parsed(text: str) -> tuple[dict[str, str], dict[str, tuple[float, str]]]:
 
 
 Piece = tuple[Any, Sequence[str]]
-"""A value with the names of the keys that seal it."""
+"""A value, and the names of the keys that encrypt it."""
 
 
 def apart(
     said: Mapping[str, Any], keys: SessionKeys, pieces: list[Piece]
 ) -> tuple[dict[str, Any], tuple[str, ...], list[Piece]]:
-    """A stored message without what it quotes of others, each of which has another key.
+    """Return a stored message without its quotes of other people, who have other keys.
 
-    Also the keys of who sent it, and the pieces with what it quotes.
+    Also return the sender's keys, and the pieces with the quotes.
     """
     metadata = said["metadata"]
     sender = sender_in(metadata)
@@ -467,18 +467,18 @@ def apart(
 
 
 def beside(where: bytes, pieces: Any) -> bytes:
-    """What a text with this many pieces is bound to: without one of them it must not open."""
+    """Return the place of a text with these pieces; it can't be decrypted if one is missing."""
     count = len(pieces) if isinstance(pieces, list) else 0
     return b"%b with %d pieces" % (where, count) if count else where
 
 
 def nth(where: bytes, number: int) -> bytes:
-    """What the piece of this number is bound to."""
+    """Return the place of the piece with this number."""
     return b"%b piece %d" % (where, number)
 
 
 def together(said: Mapping[str, Any], pieces: Sequence[Any]) -> dict[str, Any]:
-    """A stored message with what it quotes; what was erased of it says so."""
+    """Return a stored message with its quotes; erased quotes are marked as erased."""
     quotes = [_quote(quote, pieces) for quote in stored_quotes(said["metadata"])]
     return {**said, "metadata": with_quotes(said["metadata"], quotes)} if quotes else {**said}
 
@@ -491,7 +491,7 @@ def _quote(quote: Any, pieces: Sequence[Any]) -> Any:
 
 
 def together_in(name: str, said: Any, pieces: Sequence[Any]) -> Any:
-    """A section with its pieces; what was erased of it is left out."""
+    """Return a section with its pieces, except the erased ones."""
     if name == ABOUT:
         return {**said, "title": pieces[said["title"][PIECE]] or ""}
     found = (pieces[item[PIECE]] for item in said)

@@ -22,7 +22,7 @@ from nanoloop.stores.store import DatabaseStore
 
 
 class LayeredStore(DatabaseStore):
-    """A write-through store that also keeps the windows of this many sessions in memory."""
+    """A write-through store that also keeps the windows of a number of sessions in memory."""
 
     def __init__(self, behind: DatabaseStore, *, sessions: int = 1000) -> None:
         super().__init__(

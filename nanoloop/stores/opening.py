@@ -31,14 +31,14 @@ class Opening:
         return made
 
     def at(self, url: str) -> Path:
-        """Return the path in a URL."""
+        """Return the local path in a store's URL."""
         path = path_of(url, self.data)
         assert path is not None  # noqa: S101 - called only for URLs with a path
         return path
 
     @property
     def of_a_server(self) -> dict[str, Any]:
-        """The arguments for a store on a server."""
+        """Return the arguments for a store on a server."""
         return {
             "seal": self.seal,
             "timeout_seconds": self.timeout_seconds,

@@ -41,7 +41,7 @@ _WHERE = re.compile(r"//(?:[^@/?#]*@)?(?P<where>[^@?#]*)(?:\?[^@]*)?")
 
 
 def shown(url: str, data: Path) -> str:
-    """Return a store's place for people: a path, or a server without user, password and options."""
+    """Return a store's place to show to people, without user, password and options."""
     kind, place = parts(url)
     if kind == "memory":
         return kind

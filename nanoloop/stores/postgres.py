@@ -142,7 +142,7 @@ class _Tables:
         return await self._taking(commit, work)
 
     async def _taking(self, commit: Commit, work: Work[T]) -> T:
-        """Do this work; raise `AlreadyHeard` if a message was recorded before."""
+        """Run this work; raise `AlreadyHeard` if a message was recorded before."""
 
         async def tried(server: Connection) -> tuple[T, ...]:
             try:
@@ -462,7 +462,7 @@ SELECT digest, key, session FROM {schema}.binding WHERE digest > $1 ORDER BY dig
 
     @classmethod
     def of(cls, schema: str) -> Statements:
-        """Return all statements for the tables in this schema."""
+        """Return all SQL statements for the tables in this schema."""
         texts = {field.name: str(field.default) for field in fields(cls)}
         return cls(**{name: text.format(schema=schema) for name, text in texts.items()})
 
@@ -536,7 +536,7 @@ def entries_from(session_id: str, rows: Iterable[Record]) -> list[Entry]:
 
 
 def as_json(text: bytes) -> str:
-    """Return a value in the form of a row: JSON text as it was written.
+    """Return a value as a row stores it: JSON text as it was written.
 
     Text with Infinity or NaN, which are not valid JSON, is wrapped in a JSON string.
     """

@@ -34,7 +34,7 @@ try:
     )
 except ModuleNotFoundError as missing:  # reported here, the only import
     raise SettingsError(
-        f"sessions in PostgreSQL need the package asyncpg: {how_to_install('postgres')}"
+        f"sessions in PostgreSQL need the asyncpg package: {how_to_install('postgres')}"
     ) from missing
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class Connections:
         self._pools: dict[AbstractEventLoop, _Pool] = {}
 
     async def run(self, work: Work[T]) -> T:
-        """Do this work with a connection, retrying even if it may already have been done.
+        """Run this work with a connection, retrying even if it may already have been done.
 
         Raise `StoreError`, at the latest after the timeout.
         """
@@ -93,7 +93,7 @@ class Connections:
             return await work(connection)
 
     async def alone(self, work: Work[T]) -> T:
-        """Do this work once, without a timeout, on a connection that has not been prepared."""
+        """Run this work once, without a timeout, on a connection without preparation."""
         try:
             connection = await self._opened()
             try:
@@ -652,7 +652,7 @@ DROP VIEW {schema}.sessions, {schema}.messages, {schema}.usage;
 ALTER TABLE {schema}.session DROP COLUMN heard;
 ALTER TABLE {schema}.entry DROP COLUMN heard, DROP COLUMN message_id;
 """
-"""Drop the older format's records of messages, once the chats have them."""
+"""Drop the older format's records of messages, which the chats' own records replace."""
 
 _MESSAGE_ID = "said -> 'metadata' ->> 'message_id'"
 

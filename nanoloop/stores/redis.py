@@ -160,7 +160,7 @@ class _Rows:
                 yield self._keys.heard(chat), name
 
     def _drops_at(self, commit: Commit) -> Argument:
-        """Return when Redis drops the session by itself, in ms since 1970; "" for never."""
+        """Return the time at which Redis drops the session by itself, in ms since 1970, or ""."""
         if commit.expires_at is None or not self._layout.may_expire:
             return ""
         return commit.expires_at // 1000 + GRACE_MS
@@ -363,7 +363,7 @@ def _noting(heard: Iterable[tuple[bytes, bytes]], at: int) -> Iterable[Call]:
 
 
 _NOT_ERASING = b"+"
-"""Marks a revision with no pending erasure; earlier versions don't write it, and ignore it."""
+"""Marks a revision with no pending erasure; earlier versions neither write nor read it."""
 
 
 def _owed(head: Mapping[str, Any], expires_at: int | None) -> bytes:
@@ -421,7 +421,7 @@ class RedisKeys:
     """The keys under one prefix."""
 
     def __init__(self, prefix: str) -> None:
-        """Create the keys; raise ValueError if the prefix has other than allowed characters.
+        """Create the keys; raise ValueError if the prefix contains a forbidden character.
 
         Letters, digits and _.:@/- are allowed.
         """
@@ -430,50 +430,50 @@ class RedisKeys:
         self._prefix = prefix
         self.format = f"{prefix}:format".encode()
         self.nodes = f"{prefix}:nodes".encode()
-        """The key of the living processes."""
+        """The Redis key of the hash of living processes."""
 
     def of(self, session_id: str) -> tuple[bytes, ...]:
-        """Return a session's keys: its data, its entries, and the lists of its shard."""
+        """Return a session's Redis keys: for its data, its entries, and its shard's lists."""
         lists = (self.sessions, self.expiring, self.owing, self.behind)
         shard = _shard(as_bytes(session_id))
         own = (self.part(session_id, kind) for kind in (b"session", b"entries"))
         return *own, *(named(shard) for named in lists)
 
     def part(self, session_id: str, kind: bytes) -> bytes:
-        """Return the session's own key of this kind."""
+        """Return the session's own Redis key of this kind."""
         name = as_bytes(session_id)
         return self._key(_shard(name), kind) + b":" + name
 
     def sessions(self, shard: int) -> bytes:
-        """Return the key of a shard's session names, sorted by last change."""
+        """Return the Redis key of a shard's session names, sorted by last change."""
         return self._key(shard, b"sessions")
 
     def expiring(self, shard: int) -> bytes:
-        """Return the key of a shard's expiring session names, sorted by expiry."""
+        """Return the Redis key of a shard's expiring session names, sorted by expiry."""
         return self._key(shard, b"expiring")
 
     def owing(self, shard: int) -> bytes:
-        """Return the key of the index of sessions with pending work for their chats."""
+        """Return the Redis key of a shard's index of sessions with pending work for their chats."""
         return self._key(shard, b"owing")
 
     def behind(self, shard: int) -> bytes:
-        """Return the key of the index of sessions that need only a summary."""
+        """Return the Redis key of a shard's index of sessions that need only a summary."""
         return self._key(shard, b"behind")
 
     def heard(self, name: str) -> bytes:
-        """Return the key of the messages recorded for chats or sessions on this name's shard."""
+        """Return the Redis key of the recorded messages on this chat's or session's shard."""
         return self.heard_in(_shard(as_bytes(name)))
 
     def heard_in(self, shard: int) -> bytes:
-        """Return the key of a shard's messages, sorted by when they were recorded."""
+        """Return the Redis key of a shard's messages, sorted by when they were recorded."""
         return self._key(shard, b"heard")
 
     def bindings(self, shard: int) -> bytes:
-        """Return the key of a shard's chat keys and the sessions bound to them."""
+        """Return the Redis key of the hash that maps a shard's chat keys to their sessions."""
         return self._key(shard, b"bindings")
 
     def binding(self, key: str) -> tuple[bytes, bytes]:
-        """Return the key that holds a chat's binding, and the field inside it."""
+        """Return the Redis key that holds a chat's binding, and the field inside it."""
         name = as_bytes(key)
         return self.bindings(_shard(name)), name
 

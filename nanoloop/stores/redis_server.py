@@ -19,7 +19,7 @@ try:
     from redis.backoff import NoBackoff
 except ModuleNotFoundError as missing:
     raise SettingsError(
-        f"sessions in Redis need the package redis: {how_to_install('redis')}"
+        f"sessions in Redis need the redis package: {how_to_install('redis')}"
     ) from missing
 
 CONNECTIONS = 32
@@ -209,7 +209,7 @@ _SENTENCES: tuple[tuple[type[Exception], str, str], ...] = (
     (exceptions.AskError, "", "is part of a cluster: write redis+cluster://HOST:PORT in store.url"),
     (exceptions.InvalidResponse, "", "is not a Redis server: check store.url"),
 )
-"""An error's class, a part of its text, and the sentence for it; the first match applies."""
+"""Each error's class, a part of its text, and the sentence for it; the first match applies."""
 
 
 def _passes(error: Exception) -> bool:

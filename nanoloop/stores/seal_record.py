@@ -1,4 +1,4 @@
-"""A store's seal record: which keys encrypt what is stored, and what it is bound to."""
+"""A store's seal record: the names of the keys that encrypt what is stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nanoloop.stores.database import Database
 
 MARK = "n2"
-"""What each sealed text begins with; earlier versions wrote texts that open anywhere."""
+"""The start of each encrypted text; texts of earlier versions can be decrypted in any place."""
 SEALED = "_sealed"
 RECORD = "nanoloop:seal"
 """The key to which a store's seal record is bound."""
@@ -25,12 +25,12 @@ NO_KEY = (
     "encrypted it (NANOLOOP_STORE__ENCRYPTION_KEY); nothing was written"
 )
 WITHOUT_KEYS = (
-    "; its conversations have no keys of their own yet, so that backups keep what is erased: run "
-    "`nanoloop store seal`, for a database on a server with store.keys_file set"
+    "; its conversations have no keys of their own yet, so backups keep erased messages: run "
+    "`nanoloop store seal` (for a database on a server, set store.keys_file first)"
 )
 NO_KEYS_FILE = (
-    "the conversations here have keys of their own, and it is not known where: set "
-    "store.keys_file to their keys file; nothing was written"
+    "the conversations here have keys of their own, but their keys file is unknown: "
+    "set store.keys_file to it; nothing was written"
 )
 NO_RECORD = (
     "what is stored here is encrypted, and the record of its keys is missing: restore the whole "
@@ -44,28 +44,28 @@ _CHANGED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealRecord:
-    """What a store knows about its seal; it is kept in the store, and is of no use without a key.
+    """What a store records about its encryption; the record is useless without a key.
 
-    Everything sealed names the id, so that nothing of another store opens here.
+    Every encrypted text is bound to the id, so nothing copied from another store decrypts here.
     """
 
     id: str
     keys: tuple[str, ...]
-    """The names of the keys that something may be sealed with."""
+    """The names of all keys that may have encrypted something in the store."""
     is_whole: bool
-    """Whether nothing plain is left, nor anything that an earlier version sealed."""
+    """True if nothing is left in plain text or as an earlier version encrypted it."""
     secret: bytes
-    """For digests that only processes with a key can make, and that no new key changes."""
+    """The secret for digests that only processes with a key can make; a new key keeps it."""
     keys_id: str = ""
-    """The keys file with the keys of its sessions; "" if they have none of their own."""
+    """The id of the file with the sessions' own keys; "" if they have none."""
 
     @property
     def advice(self) -> str:
-        """Words to append if what is erased stays readable in backups, on how to end that."""
+        """Advice to append to a message if backups keep erased data readable, or ""."""
         return "" if self.keys_id else WITHOUT_KEYS
 
     def text(self, seal: Seal) -> str:
-        """The form in which it is kept."""
+        """Return the record as text, to be stored."""
         value: dict[str, Any] = {"id": self.id, "keys": [*self.keys], "whole": self.is_whole}
         if self.keys_id:
             value["keys_id"] = self.keys_id
@@ -73,7 +73,7 @@ class SealRecord:
 
     @classmethod
     def of(cls, text: str, seal: Seal | None) -> Self:
-        """Read it; raises `NotReadable` unless the seal has every key that it names."""
+        """Read the record; raise `NotReadable` unless the seal has every key that it names."""
         try:
             value = json.loads(text)
             proof = str(value.pop("proof"))
@@ -102,12 +102,12 @@ class SealRecord:
 
 
 def place(*names: object) -> bytes:
-    """What a sealed text is bound to."""
+    """Return the place that a text is encrypted for, as bytes."""
     return json.dumps(names, sort_keys=True, default=str, separators=(",", ":")).encode()
 
 
 async def rebind(database: Database, key: str, session_id: str, *, was: str | None) -> bool:
-    """Bind this key unless it is bound to something other than `was`; whether that was done."""
+    """Bind this key if its binding is still `was`; return True if that was done."""
     if (own := getattr(database, "rebind", None)) is not None:
         done: bool = await own(key, session_id, was=was)
         return done
@@ -119,7 +119,7 @@ async def rebind(database: Database, key: str, session_id: str, *, was: str | No
 
 
 def other_key(session_id: str) -> str:
-    """Why a session that none of the keys opens can't be read."""
+    """Return the error for a session that none of the keys can decrypt."""
     return (
         f"session {session_id!r} is encrypted, and none of the keys can decrypt it: append the "
         "key it was written with to store.encryption_key (NANOLOOP_STORE__ENCRYPTION_KEY), "
@@ -128,6 +128,6 @@ def other_key(session_id: str) -> str:
 
 
 def is_sealed(value: Any) -> bool:
-    """Whether this version sealed it."""
+    """Return True if this version encrypted the value."""
     marks = f"{MARK}.", f"{MARK_OF_KEYS}."
     return isinstance(value, Mapping) and str(value.get(SEALED, "")).startswith(marks)

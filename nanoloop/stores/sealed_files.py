@@ -28,13 +28,13 @@ _SEALED_FILE = re.compile(rb"n2\.[0-9a-f]{8}\.|n3\.[0-9a-f]{32}-file\.")
 
 
 class FolderSealing:
-    """Seals the files of one folder, each for its name; without a seal plain ones pass.
+    """Encrypts each file of one folder for its name; without a seal, files stay in plain text.
 
-    It blocks: call it in worker threads.
+    Methods block: call them in worker threads.
     """
 
     def __init__(self, folder: Path, seal: Seal | None = None) -> None:
-        """Raises `NotReadable` if the folder is sealed, and a key is missing; and `DiskRefused`."""
+        """Raise `NotReadable` if the folder is encrypted and a key is missing, or `DiskRefused`."""
         self.folder = folder
         self._sealing = Sealing(seal)
         self._read_record()
@@ -55,7 +55,7 @@ class FolderSealing:
         self._sealing.learn(text)
 
     def sealed(self, name: str, data: bytes) -> bytes:
-        """What to write into the file of this name."""
+        """Return the bytes to write to the file with this name."""
         sealing = self._sealing
         if sealing.seal is None:
             return data
@@ -70,7 +70,7 @@ class FolderSealing:
         return keys_file.seal(keys, data, self._place(name)).encode()
 
     def destroy(self, name: str) -> None:
-        """Destroy the key of the files that begin with this name: no copy opens any more."""
+        """Destroy the key of the files with this name, so that no copy can be decrypted."""
         if self._keys_file is not None:
             key = self._key_of(name)
             if not self._keys_file.missing([key]):
@@ -78,11 +78,11 @@ class FolderSealing:
 
     @property
     def _keys_file(self) -> KeysFile | None:
-        """Where the key of each file is; None if they have none of their own."""
+        """The file with a key for each upload; None if uploads have no keys of their own."""
         return self._sealing.keys_file if self._sealing.is_keyed else None
 
     def _key_of(self, name: str) -> str:
-        """The name of the key for a file and what is known of it, which share it."""
+        """Return the name of the key that a file shares with its record."""
         assert self._sealing.record is not None  # noqa: S101 - read, or written, before
         digest = keyed_digest(self._sealing.record.secret, name.partition(".")[0])
         return f"{digest}-file"
@@ -98,7 +98,7 @@ class FolderSealing:
                 self._write_record(self._sealing.renewed(is_empty=is_empty))
 
     def _use_keys(self) -> None:
-        """Have files get keys of their own from now on."""
+        """Give each file a key of its own from now on."""
         while not self._sealing.may_write:
             self._add_key()
         sealing = self._sealing
@@ -114,7 +114,7 @@ class FolderSealing:
         self._sealing.learn(text)
 
     def opened(self, name: str, data: bytes) -> bytes | None:
-        """The file's own bytes; None if they are not what was written under this name."""
+        """Return the decrypted bytes, or None if they were not written under this name."""
         sealing = self._sealing
         if sealing.seal is None:
             return data
@@ -141,7 +141,7 @@ class FolderSealing:
         return (file for file in self.folder.glob("[!.]*.*") if file.suffix in {".json", ".data"})
 
     def reseal(self) -> Iterator[tuple[Path, bool]]:
-        """Seal every file with the first key, each whole; yields it, and whether that worked."""
+        """Encrypt every file with the first key; yield each, with True if that worked."""
         if self._sealing.seal is None or not self.folder.is_dir():
             return
         self._use_keys()

@@ -1,4 +1,4 @@
-"""Sealing: all that is stored is encrypted for its place, and a record says with which keys."""
+"""Sealing: everything stored is encrypted for its place; a record names the keys used."""
 
 from __future__ import annotations
 
@@ -58,25 +58,25 @@ from nanoloop.stores.snapshot import (
 )
 
 READABLE = ("id", "key", "created_at")
-"""What stays readable in the section that identifies the session."""
+"""The fields that stay readable in the section that identifies the session."""
 _TAG = "tag"
 
 
 class Sealing:
-    """Seals changes and opens snapshots; without a seal it only lets plain ones through.
+    """Encrypts changes and decrypts snapshots; without a seal, both stay in plain text.
 
     Ids, numbers, types and times are left as they are, so that files can be repaired, searched and
-    listed without the key; the seal of the head, and of each entry, covers them. Until everything
-    is sealed, what was written in plain text or by an earlier version stays readable too.
+    listed without the key; encryption protects them from changes. Until everything is encrypted,
+    what was written in plain text or by an earlier version stays readable too.
     """
 
     def __init__(self, seal: Seal | None = None) -> None:
         self.seal = seal
         self.keys_file: KeysFile | None = getattr(seal, "keys_file", None)
         self.record: SealRecord | None = None
-        """The store's record, once it is read; None if nothing was ever sealed there."""
+        """The store's record, once it is read; None if nothing was ever encrypted there."""
         self.inherited = b""
-        """The secret of the store that this one is copied from, if any."""
+        """The secret of the store that this one is copied from, or empty."""
         self._text = ""
         self._lock = Lock()
         self._states: WeakKeyDictionary[ChangeTracker, SealedState] = WeakKeyDictionary()
@@ -84,15 +84,15 @@ class Sealing:
     # The store's record
 
     async def read(self, database: Database) -> None:
-        """Read the store's record; raises `NotReadable` if its keys are not all there."""
+        """Read the store's record; raise `NotReadable` if one of its keys is missing."""
         record = await database.bound(RECORD)
         if record is not None:
             self.learn(record)
 
     async def look_for_seals(self, database: Database, *, now: int) -> None:
-        """Look at the newest sessions of a store that has no record, as earlier versions made.
+        """Look at the newest sessions of an earlier version's store, which has no record.
 
-        Raises `NotReadable` if one is sealed, and none of the keys opens it.
+        Raise `NotReadable` if one is encrypted and none of the keys can decrypt it.
         """
         seen = 0
         async for stored in database.glances(now=now):
@@ -103,7 +103,7 @@ class Sealing:
                 return
 
     async def prepare(self, database: Database, *, now: int) -> None:
-        """Have the store's record name the key that seals from now on."""
+        """Add the key that encrypts from now on to the store's record."""
         while not self.may_write:
             was = await database.bound(RECORD)
             if was is None:
@@ -119,7 +119,7 @@ class Sealing:
                 await self.seal_bindings(database)
 
     async def use_keys(self, database: Database) -> None:
-        """Have the record name the keys file: from now on, new sessions have their own keys."""
+        """Add the keys file to the record; from now on, new sessions get their own keys."""
         await self.prepare(database, now=0)
         while self.keys_file is not None and self.record is not None and not self.record.keys_id:
             keys_id = await run_sync(self.keys_file.begin)
@@ -127,7 +127,7 @@ class Sealing:
             await self.read(database)
 
     async def finish(self, database: Database) -> None:
-        """Note that everything is sealed with the first key: from now on, nothing else opens."""
+        """Record that all data is encrypted with the first key; refuse any other from now on."""
         await self.seal_bindings(database)
         while not await self._replace(database, self.completed(), was=await database.bound(RECORD)):
             await self.read(database)
@@ -140,7 +140,7 @@ class Sealing:
         return True
 
     async def seal_bindings(self, database: Database) -> None:
-        """Seal what the chats' keys are bound to."""
+        """Protect the bindings of chats to sessions from changes."""
         found = [item async for item in database.bindings()]
         for key, text in found:
             session_id = self.bound(key, text) if key != RECORD else None
@@ -149,7 +149,7 @@ class Sealing:
 
     @property
     def may_write(self) -> bool:
-        """Whether the store's record says all that is to be known of what is written now."""
+        """True if the store's record covers what this process would write now."""
         if self.seal is None:
             return self.record is None
         record = self.record
@@ -158,14 +158,14 @@ class Sealing:
 
     @property
     def is_strict(self) -> bool:
-        """Whether anything that is not sealed in its place is damage."""
+        """True if anything not encrypted for its place counts as damage."""
         return self.record is not None and self.record.is_whole
 
     def _is_strict_in(self, state: SealedState | None) -> bool:
         return self.is_strict or (state is not None and state.is_whole)
 
     def learn(self, text: str) -> None:
-        """Note the store's record; raises `NotReadable` if its keys are not all there."""
+        """Use this record of the store; raise `NotReadable` if one of its keys is missing."""
         record = SealRecord.of(text, self.seal)
         if record.keys_id:
             if self.keys_file is None:
@@ -174,7 +174,7 @@ class Sealing:
         self.record, self._text = record, text
 
     def renewed(self, *, is_empty: bool) -> str:
-        """The record that lets the first key seal, with the present one as its basis."""
+        """Return the present record, extended so that the first key may encrypt."""
         assert self.seal is not None  # noqa: S101 - asked for only where there is one
         names = self.seal.names
         if self.record is None:
@@ -195,12 +195,12 @@ class Sealing:
         return record.text(self.seal)
 
     def keyed(self, keys_id: str) -> str:
-        """The record that names the keys file."""
+        """Return the record with the id of the keys file."""
         assert self.record is not None  # noqa: S101 - there is one before it is changed
         return self._in(changed(self.record, keys_id=keys_id))
 
     def completed(self) -> str:
-        """The record that says that everything is sealed, with the first key."""
+        """Return the record which states that everything is encrypted with the first key."""
         assert self.seal is not None  # noqa: S101 - as above
         assert self.record is not None  # noqa: S101 - something was sealed before
         return self._in(changed(self.record, keys=self.seal.names[:1], is_whole=True))
@@ -208,13 +208,13 @@ class Sealing:
     # What sessions were like
 
     def known(self, tracker: ChangeTracker, *, revision: int) -> SealedState | None:
-        """What belonged to that session at this revision, if it is remembered."""
+        """Return the session's encryption state at this revision, or None if not remembered."""
         with self._lock:
             state = self._states.get(tracker)
         return state if state is not None and state.revision == revision else None
 
     def note(self, tracker: ChangeTracker, state: SealedState | None) -> None:
-        """Remember what belongs to that session."""
+        """Remember the session's encryption state."""
         if state is not None:
             with self._lock:
                 self._states[tracker] = state
@@ -223,11 +223,11 @@ class Sealing:
 
     @property
     def is_keyed(self) -> bool:
-        """Whether new sessions get keys of their own."""
+        """True if new sessions get their own keys."""
         return self.record is not None and self.record.keys_id != ""
 
     def keys_of(self, state: SealedState) -> SessionKeys:
-        """The keys of a session that has its own."""
+        """Return the keys of a session that has its own."""
         if self.keys_file is None or self.record is None:
             raise NotReadable(NO_KEYS_FILE)
         return SessionKeys(
@@ -239,7 +239,7 @@ class Sealing:
         )
 
     def is_deleted(self, head: Mapping[str, Any]) -> bool:
-        """Whether the session with this head was deleted, with all of its keys."""
+        """Return True if the session with this head was deleted, with all its keys."""
         state = head.get(STATE)
         if self.keys_file is None or not isinstance(state, Mapping) or "edition" not in state:
             return False
@@ -267,10 +267,10 @@ class Sealing:
         erases: Sequence[Person] | None = None,
         may_add: bool = False,
     ) -> Commit:
-        """The changes as they may be written, based on that state; `is_all` of a session.
+        """Return the changes, encrypted on the basis of `state`; pass `is_all` for a whole session.
 
-        With `erases`, what was made of several people's words gets another key, and so do these
-        people. Raises `KeysWanted` if keys have to be made, which blocks, unless it `may_add` them.
+        With `erases`, these people get new keys, and so do texts made from several people's words.
+        Raise `KeysWanted` if keys must be made, unless it `may_add` them, which blocks.
         """
         gone = [*gone]
         erased = sorted({*gone, *(entry.seq for entry in rewritten)})
@@ -306,7 +306,7 @@ class Sealing:
         return changed(commit, head=self._tagged(commit.head, session_id, after))
 
     def _add(self, names: Iterable[str], changes: Changes, state: SealedState) -> None:
-        """Make these keys, and what else these changes need; it blocks."""
+        """Make these keys, and the other keys that these changes need; this blocks."""
         keys = self.keys_of(state)
         people = {keys.person(p): p for entry in changes.entries for p in people_in(entry)}
         owned = (keys.of([person]) for person in people)
@@ -316,7 +316,7 @@ class Sealing:
     def _changes(
         self, session_id: str, changes: Changes, state: SealedState
     ) -> tuple[Changes, SealedState]:
-        """The changes, sealed, and the state after them."""
+        """Return the encrypted changes, and the state after them."""
         entries = []
         for entry in changes.entries:
             sealed, state = self._appended(entry, session_id, state)
@@ -328,7 +328,7 @@ class Sealing:
     def _with_keys(
         self, session_id: str, state: SealedState, erases: Sequence[Person] | None
     ) -> SealedState:
-        """The state, with the keys that its session uses from now on."""
+        """Return the state, with the keys that its session uses from now on."""
         keys = self.keys_of(state)
         if self.keys_file is None or self._is_destroyed(state.born, refresh=True):
             raise SessionNotFound(session_id)
@@ -351,7 +351,7 @@ class Sealing:
     def _appended(
         self, entry: Entry, session_id: str, state: SealedState
     ) -> tuple[Entry, SealedState]:
-        """An entry of the log, sealed with the keys of those whose words it may hold."""
+        """Return a log entry, encrypted with the keys of people whose words it may contain."""
         if not state.is_keyed:
             return self._sealed(entry, session_id, state), state
         keys = self.keys_of(state)
@@ -364,7 +364,7 @@ class Sealing:
     def _sealed(
         self, entry: Entry, session_id: str, state: SealedState, names: Sequence[str] = ()
     ) -> Entry:
-        """The entry, sealed with the keys of these names, by default that of who sent it."""
+        """Return the entry, encrypted with the keys of these names; by default, its sender's."""
         where = self._place_of(entry, session_id, state)
         said = {"content": entry.content, "metadata": entry.metadata}
         if state.is_keyed and not names:
@@ -375,7 +375,7 @@ class Sealing:
     def _form(
         self, value: Any, where: bytes, names: Sequence[str] = (), pieces: Sequence[Piece] = ()
     ) -> dict[str, Any]:
-        """The sealed form of a value and of its pieces."""
+        """Return a value and its pieces in encrypted form."""
         sealed: dict[str, Any] = {SEALED: self._token(value, beside(where, pieces), names)}
         if pieces:
             tokens = (self._token(v, nth(where, n), k) for n, (v, k) in enumerate(pieces))
@@ -411,7 +411,7 @@ class Sealing:
     def _head(
         self, head: Mapping[str, Any], session_id: str, state: SealedState
     ) -> Mapping[str, Any]:
-        """The head; a handler's window may show entries that are in no log."""
+        """Return the head, with entries encrypted that only a handler's window contains."""
         names = self.keys_of(state).mixed if state.is_keyed else ()
         shown = [
             self._sealed(entries_in([item])[0], session_id, state, names).to_dict()
@@ -452,9 +452,9 @@ class Sealing:
     # Opening
 
     def state(self, head: Mapping[str, Any], session_id: str) -> SealedState | None:
-        """What a head says belongs to its session; None if it isn't sealed, and need not be.
+        """Return the encryption state in a head; None if the head may be, and is, plain text.
 
-        Raises `SessionDamaged` if it is not what was sealed, and `NotReadable` without a key.
+        Raise `SessionDamaged` if the head was changed, or `NotReadable` if the key is missing.
         """
         said = head.get(STATE)
         if said is None:
@@ -472,12 +472,12 @@ class Sealing:
             self.seal.open(tag, where)
             return SealedState.of(said, revision=int(head["rev"]))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise SessionDamaged(session_id, "its head is not what was sealed there") from error
+            raise SessionDamaged(session_id, "its head was changed after encryption") from error
 
     def opened(self, snapshot: StoredSnapshot) -> StoredSnapshot:
-        """A stored snapshot, made readable again; raises `StoreError` if it can't be.
+        """Return the decrypted snapshot; raise `StoreError` if that is impossible.
 
-        What a destroyed key sealed is as if it was erased, whenever the snapshot was made.
+        Anything whose key was destroyed counts as erased, even in an older snapshot.
         """
         name = snapshot.name
         state = self.state(snapshot.head, name)
@@ -493,7 +493,7 @@ class Sealing:
         entries = [self.entry(entry, name, state) for entry in snapshot.entries]
         self.check_numbers(entries, name, state, after=snapshot.after, last=int(head["last"]))
         if state and entries and entries[-1].seq > int(head["last"]):
-            raise SessionDamaged(name, f"it ends with entry {head['last']}, and another follows")
+            raise SessionDamaged(name, f"it ends with entry {head['last']}, but another follows")
         if state and state.is_keyed:
             pairs = zip(snapshot.entries, entries, strict=True)
             lost = {was.seq for was, now in pairs if now.type != was.type}
@@ -502,7 +502,7 @@ class Sealing:
         return changed(snapshot, head=head, sections=sections, entries=entries, state=state)
 
     def entry(self, entry: Entry, session_id: str, state: SealedState | None) -> Entry:
-        """One entry, made readable again; raises like `opened`."""
+        """Return one decrypted entry; same errors as `opened`."""
         where = b"" if state is None else self._place_of(entry, session_id, state)
         what = f"entry {entry.seq}"
         is_strict = self._is_strict_in(state)
@@ -517,13 +517,13 @@ class Sealing:
                 said = together(said, self._pieces(entry.content, where, session_id, what))
             opened = changed(entry, content=said["content"], metadata=said["metadata"])
         if state and opened.type != ERASED and state.is_gone(entry.seq):
-            raise SessionDamaged(session_id, f"{what} was erased, and is there again")
+            raise SessionDamaged(session_id, f"{what} was erased, but is there again")
         return opened
 
     def _pieces(
         self, value: Mapping[str, Any], where: bytes, session_id: str, what: str
     ) -> list[Any]:
-        """The pieces of a sealed value; None in place of those whose key was destroyed."""
+        """Return the pieces of an encrypted value; None for each whose key was destroyed."""
         found: list[Any] = []
         for number, token in enumerate(value.get(PIECES) or ()):
             piece = {SEALED: token}
@@ -543,14 +543,14 @@ class Sealing:
         after: int,
         last: int,
     ) -> None:
-        """Raise `SessionDamaged` if one is missing up to `last`, or out of order."""
+        """Raise `SessionDamaged` if an entry up to `last` is missing, or any is out of order."""
         if state is None or not self._is_strict_in(state):
             return
         numbers = [entry.seq for entry in entries]
         if all(b - a == 1 for a, b in pairwise([after, *numbers, max(last, *numbers[-1:], 0) + 1])):
             return
         if any(b <= a for a, b in pairwise([after, *numbers])):
-            raise SessionDamaged(session_id, "its entries are not in their order")
+            raise SessionDamaged(session_id, "its entries are out of order")
         missing = {*range(after + 1, last + 1)}.difference(numbers)
         if lost := [number for number in missing if not state.is_gone(number)]:
             raise SessionDamaged(session_id, f"entry {min(lost)} is missing")
@@ -585,7 +585,7 @@ class Sealing:
     def glance(
         self, head: Mapping[str, Any], about: Mapping[str, Any], session_id: str
     ) -> Mapping[str, Any]:
-        """What identifies a session, as far as the key can decrypt it; raises `SessionDamaged`."""
+        """Return the section that identifies a session, decrypted if a key fits."""
         try:
             state = self.state(head, session_id)
             value: Mapping[str, Any] = self._opened_part(session_id, ABOUT, about, state)
@@ -607,7 +607,7 @@ class Sealing:
             try:
                 return json.loads(self.keys_file.open(token, beside(where, value.get(PIECES))))
             except ValueError:
-                raise SessionDamaged(session_id, f"{what} is not what was sealed there") from None
+                raise SessionDamaged(session_id, f"{what} was changed after encryption") from None
         is_former = not is_sealed(value)
         with suppress(ValueError):
             if self.seal is not None and not is_former:
@@ -616,11 +616,11 @@ class Sealing:
                 return json.loads(self.seal.open_former(token))
         is_ours = not is_former and not self._lacks_key_of(token)
         if self.record is not None and ((is_strict and is_former) or is_ours):
-            raise SessionDamaged(session_id, f"{what} is not what was sealed there")
+            raise SessionDamaged(session_id, f"{what} was changed after encryption")
         raise NotReadable(other_key(session_id))
 
     def _check_readable(self, about: Mapping[str, Any]) -> None:
-        """Raise `NotReadable` for a session of a store without a record that no key here opens."""
+        """Raise `NotReadable` if a session needs the store's missing record, or another key."""
         if SEALED not in about:
             return
         if is_sealed(about):
@@ -630,19 +630,19 @@ class Sealing:
         self._value(about, b"", str(about.get("id")), "", is_strict=False)
 
     def _lacks_key_of(self, token: str) -> bool:
-        """Whether it was sealed with a key that another process has and this one lacks."""
+        """Return True if this process lacks the key that encrypted the text."""
         return self.seal is None or token.split(".")[1:2] not in [[n] for n in self.seal.names]
 
     # Keys of chats
 
     def binding(self, key: str, session_id: str) -> str:
-        """What a chat's key is bound to, in the form in which it is written."""
+        """Return the text that binds a chat's key to this session."""
         if self.seal is None:
             return session_id
         return f"{session_id} {self._sealed_bytes(b'', self._place_of_key(key, session_id))}"
 
     def bound(self, key: str, text: str) -> str | None:
-        """The session that a key is bound to; None if something else wrote that."""
+        """Return the id of the session that a key is bound to; None if the binding was forged."""
         session_id, _, token = text.partition(" ")
         if not token:
             return None if self.is_strict else session_id
@@ -660,7 +660,7 @@ class Sealing:
     # What is sealed already
 
     def is_current(self, stored: StoredSession) -> bool:
-        """Whether all of it is sealed with the first key."""
+        """Return True if the whole session is encrypted with the first key."""
         state = stored.head.get(STATE)
         said = [*stored.sections.values(), *(entry.content for entry in stored.entries)]
         said += [
@@ -674,7 +674,7 @@ class Sealing:
         )
 
     def retagged(self, stored: StoredSession, snapshot: StoredSnapshot) -> Commit | None:
-        """What makes it current, if all of it has its own keys and only the head's is old."""
+        """Return a commit that encrypts the head anew, if everything else has its own keys."""
         state = snapshot.state
         if state is None or not state.is_keyed or not self.is_keyed:
             return None
@@ -687,7 +687,7 @@ class Sealing:
         return changed(commit, head=self._tagged(commit.head, snapshot.name, state))
 
     def _is_settled(self, token: str) -> bool:
-        """Whether it is sealed as it would be now."""
+        """Return True if the text is encrypted as it would be now."""
         if self.is_keyed:
             return token.startswith(f"{MARK_OF_KEYS}.")
         return self._is_of_first(token)
@@ -697,4 +697,4 @@ class Sealing:
 
 
 LOOKED_AT = 64
-"""How many sessions of a store without a record are looked at before it is used."""
+"""How many of its sessions are examined before a store without a record is used."""

@@ -29,7 +29,7 @@ from nanoloop.session.session import Session
 from nanoloop.session.speech import Askers
 
 STATE = "sealed"
-"""The head's field with its seal, and with what belongs to the session."""
+"""The head's field for the encryption state of its session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,19 +46,19 @@ class SealedState:
     is_whole: bool = False
     """True if every part is encrypted in the current form."""
     edition: int = 0
-    """Which key seals what several people's words went into; 0 if the session has no own keys."""
+    """The number of the key for texts made from several people's words; 0 without own keys."""
     dying: tuple[str, ...] = ()
-    """Keys that are to be destroyed: nothing more is sealed with them."""
+    """Names of keys that are about to be destroyed, so nothing more is encrypted with them."""
     askers: Askers = field(default_factory=Askers)
-    """The digests of the people whom the newest turn is about."""
+    """Digests of the people whose words the newest turn may contain."""
 
     @property
     def is_keyed(self) -> bool:
-        """Whether the session, and each person in it, has keys of its own."""
+        """True if the session, and each person in it, has a key of their own."""
         return self.edition > 0
 
     def said(self) -> dict[str, Any]:
-        """The form in which a head has it."""
+        """Return the state as a head's field."""
         said = {
             "born": self.born,
             "parts": self.parts,
@@ -121,7 +121,7 @@ class StoredSnapshot:
             )
 
     def tell_of_odd(self) -> None:
-        """Announce the numbers that were invalid."""
+        """Announce which of the session's numbers were invalid."""
         for name in self.odd:
             announce(NumberMended(session_id=self.name, number=name))
 
@@ -142,7 +142,7 @@ class StoredSnapshot:
 
 
 def state_in(head: Mapping[str, Any]) -> SealedState | None:
-    """What a head that was just sealed says; None if it is plain."""
+    """Return the encryption state in a head just written; None if it is plain text."""
     said = head.get(STATE)
     return None if said is None else SealedState.of(said, revision=int(head["rev"]))
 
@@ -150,7 +150,7 @@ def state_in(head: Mapping[str, Any]) -> SealedState | None:
 def merged(
     ranges: Iterable[tuple[int, int]], numbers: Iterable[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Ranges of numbers with these added, as few as possible."""
+    """Return the ranges with these numbers added, merged into as few as possible."""
     found: list[tuple[int, int]] = []
     for first, last in sorted([*ranges, *((number, number) for number in numbers)]):
         if found and first <= found[-1][1] + 1:
@@ -163,7 +163,7 @@ def merged(
 def without_lost(
     head: Mapping[str, Any], sections: Mapping[str, Any], lost: Collection[int]
 ) -> dict[str, Any]:
-    """The head of a session in which the keys of these entries and of some parts are destroyed."""
+    """Return a session's head without its lost entries, and without sections that are lost."""
     found = dict(head)
     if SUMMARY in sections and sections[SUMMARY] is None:  # all that left the window is pending
         found["covered"] = 0
@@ -258,7 +258,7 @@ def owes_chat(head: Mapping[str, Any]) -> bool:
 
 
 def owed_session(session_id: str, head: Mapping[str, Any]) -> OwedSession:
-    """Return the session's row for an index of pending work."""
+    """Return the session's row in an index of pending work."""
     return OwedSession(
         id=session_id,
         revision=int(head["rev"]),

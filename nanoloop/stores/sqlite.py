@@ -95,7 +95,7 @@ class SqliteStore(DatabaseStore):
 
 
 class _Sqlite:
-    """One file, which other processes may also have open."""
+    """The sessions in one file, which other processes may also have open."""
 
     def __init__(self, file: SessionFile) -> None:
         self._file = file
@@ -563,12 +563,12 @@ class QueuedWrite:
             self._error = error
 
     def fail(self, error: Exception) -> None:
-        """Record that the write was not done."""
+        """Record this error as the write's outcome."""
         self._error = error
 
     @property
     def outcome(self) -> Any:
-        """The write's result; raises the write's error if it failed."""
+        """The write's result; raises its error if it failed."""
         if self._error is not None:
             raise self._error
         return self._result

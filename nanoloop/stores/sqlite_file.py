@@ -281,7 +281,7 @@ class SqliteConnector:
             format_of(connection, str(self.path))
 
     def told_damage(self, error: sqlite3.DatabaseError) -> StoreError:
-        """Return the error for a damaged file, which says what will happen to the file."""
+        """Return the error for a damaged file, which tells what will happen to it."""
         failed = f"the store in {self.path} failed: {error}"
         try:
             self._look()
@@ -493,7 +493,7 @@ _OWING = (
     _take_over,
     "DROP TABLE heard_in_session",
 )
-"""Adds each session's pending work and its process; moves recorded messages to their chats."""
+"""The SQL that adds each session's pending work and process, and a table of recorded messages."""
 UPGRADES: tuple[tuple[str | Callable[[sqlite3.Connection], None], ...], ...] = (_FIRST, _OWING)
 """The steps that upgrade a file from each format to the next; format 0 is empty."""
 
@@ -520,7 +520,7 @@ def upgrade(connection: sqlite3.Connection, name: str) -> None:
 
 
 def format_of(connection: sqlite3.Connection, name: str) -> int:
-    """Return the file's format, 0 if empty; raise `StoreError` for a newer or foreign file."""
+    """Return the file's format, or 0 if it is empty; raise `StoreError` if newer or foreign."""
     application, version, tables = connection.execute(_STANDING).fetchone()
     if application != APPLICATION and (application or version or tables):
         raise StoreError(f"{name} is another program's database: choose another file")

@@ -66,7 +66,7 @@ from nanoloop.stores.sweep import SWEEP_SECONDS, sweep
 from nanoloop.writing import WriteOrder
 
 WORDS_AT_ONCE = 500
-"""How many entries are looked through at a time for somebody's words."""
+"""How many entries are searched at a time for a person's words."""
 
 
 class DatabaseStore:
@@ -85,7 +85,7 @@ class DatabaseStore:
         self.clock = clock
         self.sealing = sealing or Sealing(seal)
         self.order = WriteOrder()
-        """The order in which sessions are written."""
+        """The queue of writers for each session."""
         self._tried = TriedCommits()
         self._closed = anyio.Event()
         self._is_ready = False
@@ -158,7 +158,7 @@ class DatabaseStore:
                 return
 
     async def get(self, session_id: str) -> Session:
-        """Return a session with its history; raise `SessionNotFound`, also if it expired."""
+        """Return a session with its history; raise `SessionNotFound` if missing or expired."""
         snapshot = await self.snapshot(session_id)
         snapshot.tell_of_odd()
         session = await wrap(snapshot.to_session)(self.clock)  # slow, so not in the event loop
@@ -208,7 +208,7 @@ class DatabaseStore:
         await self.revision(session.id)
 
     async def _sealed(self, session_id: str, *args: Any, **how: Any) -> Commit:
-        """These changes as they may be written; in a thread if keys have to be made for them."""
+        """Return these changes, encrypted; in a thread if keys have to be made for them."""
         try:
             return self.sealing.commit(session_id, *args, **how)
         except KeysWanted:
@@ -306,13 +306,13 @@ class DatabaseStore:
         return head
 
     def _is_living(self, head: Mapping[str, Any] | None) -> bool:
-        """Whether that is the head of a session that was neither deleted nor has expired."""
+        """Return True if the head's session was not deleted and has not expired."""
         if head is None or has_expired(head, self.clock()):
             return False
         return not self.sealing.is_deleted(head)
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
-        """Save the session without these entries, also in the store; same errors as `save`."""
+        """Remove these entries from the session and from the store; same errors as `save`."""
         await self.order.write(session.id, lambda: self._erase(session, seqs))
 
     async def _erase(self, session: Session, seqs: Collection[int]) -> None:
@@ -333,7 +333,7 @@ class DatabaseStore:
     async def _commit_erased(
         self, session: Session, state: SealedState | None, **erased: Any
     ) -> bool:
-        """Commit what was erased, with another key for all that was made of several words."""
+        """Commit an erasure, with a new key for all texts made from several people's words."""
         if state is not None and state.is_keyed:
             session.touch(*PARTS.keys() & state.parts.keys())
         changes = session.changes()
@@ -342,7 +342,7 @@ class DatabaseStore:
         return await self._try(session, changes, commit)
 
     async def destroy_keys(self, session_id: str) -> None:
-        """Destroy the keys of what was erased in this session, in case a kill prevented that."""
+        """Destroy the keys of this session's erased words, even after a kill interrupted that."""
         keys_file = self.sealing.keys_file
         if keys_file is None:
             return
@@ -352,9 +352,9 @@ class DatabaseStore:
                 await wrap(keys_file.destroy)(state.dying)
 
     async def words_of(self, session_id: str, person: Person) -> ErasedWords:
-        """All that this person said in a session, undone or not, with the answers to it.
+        """Return all that this person said in a session, even if undone, with the answers.
 
-        Raises like `get`.
+        The errors are those of `get`.
         """
         words, askers, after = ErasedWords(), Askers(), 0
         while True:
@@ -372,7 +372,7 @@ class DatabaseStore:
     async def erase_words(self, session: Session, person: Person, words: ErasedWords) -> None:
         """Save a session in which these words of this person were just erased.
 
-        Raises like `save`.
+        The errors are those of `save`.
         """
         await self.order.write(session.id, lambda: self._erase_words(session, person, words))
 
@@ -390,9 +390,9 @@ class DatabaseStore:
         await self.destroy_keys(session.id)
 
     def erased_at(self, session: Session, person: Person) -> float | None:
-        """When this person's words were last erased there, in seconds since 1970, if ever.
+        """Return when this person's words were last erased in the session, in seconds since 1970.
 
-        As far as that is known without reading the session.
+        None means never, or that the session would have to be read to find out.
         """
         state = self.sealing.known(session.tracker, revision=session.revision)
         if state is None or not state.is_keyed:
@@ -421,7 +421,7 @@ class DatabaseStore:
         await self._settle()
 
     async def _destroy_all(self, found: Sequence[tuple[str, Mapping[str, Any] | None]]) -> None:
-        """Destroy all keys of these sessions: from then on they are deleted, in any copy."""
+        """Destroy all keys of these sessions, which makes every copy unreadable."""
         keys_file, record = self.sealing.keys_file, self.sealing.record
         born = {}
         for session_id, head in found:
@@ -432,7 +432,7 @@ class DatabaseStore:
             await wrap(keys_file.destroy)(all_of=born)
 
     async def _settle(self) -> None:
-        """Delete the sessions whose keys were all destroyed, if a kill prevented that."""
+        """Delete sessions whose keys were all destroyed before a kill interrupted the deletion."""
         keys_file, record = self.sealing.keys_file, self.sealing.record
         if keys_file is None or record is None:
             return
@@ -667,7 +667,7 @@ class DatabaseStore:
         return changed(commit, erased=frozenset())
 
     async def use_keys(self) -> None:
-        """Have new sessions get keys of their own, and wrap all keys with the first one."""
+        """Give new sessions their own keys, and encrypt all keys with the first one."""
         await self.sealing.use_keys(await self._ready())
         if self.sealing.keys_file is not None:
             await wrap(self.sealing.keys_file.rewrap)()

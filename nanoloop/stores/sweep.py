@@ -1,4 +1,4 @@
-"""The sweep: expired data is removed every few minutes, and what remains is counted."""
+"""The sweep: remove expired data every few minutes, and count what remains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def sweep(
     expired: int = 0,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
 ) -> None:
-    """Remove expired data every few minutes, and announce what remains, for the first time at once.
+    """Announce at once what the store holds; every few minutes, sweep it and announce again.
 
     `expired` is the number of sessions removed just before. This returns when the store is closed;
     a store without `wait_closed` is swept until cancelled.

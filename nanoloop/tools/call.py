@@ -20,7 +20,7 @@ from nanoloop.session.entry import Entry
 from nanoloop.session.speech import GROUP, speaker_of, typed
 
 MOST_SAID = 20
-"""How many texts the calls of one turn may send to the chat."""
+"""How many texts one turn's calls may send to the chat."""
 LONGEST_SAID = 4_000
 """How many characters of each text are sent."""
 CLAIM = "claim"
@@ -52,11 +52,11 @@ class CurrentCall:
     channel: str = ""
     chat: str = ""
     is_group: bool = False
-    """Whether it is a chat of several people."""
+    """True if the chat has several people."""
     outlet: Outlet | None = field(default=None, repr=False, compare=False)
 
     def say(self, text: str) -> bool:
-        """Send this text to the chat now; returns whether it will be sent.
+        """Send this text to the chat now; return True if it will be sent.
 
         This never waits, and threads may call it. The text is not sent if there is no chat, if the
         call's step has ended, or if the turn has sent too many texts.
@@ -79,7 +79,7 @@ def current_call() -> CurrentCall:
 
 @contextmanager
 def calling(call: CurrentCall) -> Iterator[CurrentCall]:
-    """Make this the running call."""
+    """Make this the running call inside the block."""
     token = _running.set(call)
     try:
         yield call
@@ -120,11 +120,11 @@ class Outlet:
         self._left = MOST_SAID
         self._said: MemoryObjectSendStream[str] | None = None
         self._loop: tuple[EventLoopToken, int] | None = None
-        """The event loop and its thread."""
+        """The turn's event loop, and the id of its thread."""
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[TaskGroup]:
-        """Open a task group for a step's calls; what they said is sent before it closes."""
+        """Open a task group for a step's calls; their texts are sent before it closes."""
         said, told = anyio.create_memory_object_stream[str](MOST_SAID)
         self._said, self._loop = said, (current_token(), get_ident())
 
@@ -141,7 +141,7 @@ class Outlet:
                         yield calls
 
     def say(self, text: str) -> bool:
-        """Accept a text from the event loop or a thread; returns whether it will be sent."""
+        """Accept a text from the event loop or a thread; return True if it will be sent."""
         if self._loop is None:
             return False
         token, thread = self._loop

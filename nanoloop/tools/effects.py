@@ -1,4 +1,4 @@
-"""What the calls of one turn did, so that none is done twice, even after a restart."""
+"""Remember what a turn's tool calls did, so that none runs twice, even after a restart."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _NOT_KNOWN = (
 
 
 class Effects:
-    """Runs the calls of a turn, and knows which of them must not run again."""
+    """Runs one turn's tool calls, and knows which of them must not run again."""
 
     def __init__(
         self,
@@ -62,21 +62,21 @@ class Effects:
         self._outlet = None if tell is None else Outlet(tell)
         self._question: Entry | None = None
         self._first: dict[str, Entry] = {}
-        """The results of such calls, by tool and arguments."""
+        """The results of calls that must not be repeated, by tool and arguments."""
         self._running: dict[str, anyio.Lock] = {}
         self._unsure: dict[str, tuple[str, int]] = {}
-        """The `AGAIN` of such calls, by tool and arguments."""
+        """The `AGAIN` metadata of failed calls, by tool and arguments."""
 
     @property
     def offered(self) -> Sequence[ToolSpec]:
-        """The tools that are offered now in addition to the agent's."""
+        """The specs of tools that are offered now in addition to the agent's."""
         is_taken = any(spec.name == READ_RESULT for spec in self._toolbox.specs)
         results = None if is_taken else self._results
         reading = (results.spec,) if results is not None and results.is_offered else ()
         return (*reading, *self._toolbox.found(self._session.window))
 
     def recall(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Note the turn's question and what was done for it; returns the calls to resume."""
+        """Record the turn's question and the calls made for it; return the calls to resume."""
         self._question = next((entry for entry in entries if entry.role == "user"), None)
         for call, result in results_by_call(entries).items():
             said = entries[call].content
@@ -87,7 +87,7 @@ class Effects:
         return [call for call in open_calls(entries) if self.is_resumed(self._session, call)]
 
     def is_resumed(self, session: Session, call: Entry) -> bool:
-        """Whether an interrupted call of this turn can be run again or settled."""
+        """Return True if an interrupted call of this turn can be run again or settled."""
         tool = str(call.content.get("tool"))
         is_safe = self._is_resumable(tool) or (tool == READ_RESULT and bool(self.offered))
         attempt = call_of(call, claims=session.claims).attempt
@@ -117,7 +117,7 @@ class Effects:
             yield calls
 
     async def run(self, call: Entry) -> Entry:
-        """The result of this call; if the same call was made before, the result of that one."""
+        """Return the call's result; if the same call was made before, return that call's result."""
         tool, arguments = str(call.content.get("tool")), call.content.get("parameters")
         async with self._alone(tool, arguments):
             if first := self._first.get(_key(tool, arguments)):
@@ -127,7 +127,7 @@ class Effects:
             return result
 
     def _alone(self, tool: str, arguments: Any) -> AbstractAsyncContextManager[Any]:
-        """Have an equal call wait until this one is done, if only one of them may run."""
+        """Return a lock that makes an equal call wait, if only one of the two may run."""
         if not self._runs_once(tool):
             return nullcontext()
         return self._running.setdefault(_key(tool, arguments), anyio.Lock())
@@ -179,7 +179,7 @@ class Effects:
         return await self._toolbox.settle(asked, current.call)
 
     def _note(self, tool: str, arguments: Any, result: Entry) -> None:
-        """Note this result, unless the call failed and may be tried again."""
+        """Record this result, unless the call failed and may be tried again."""
         may_have_happened = result.content.get("success") or result.metadata.get(UNKNOWN)
         if may_have_happened and self._runs_once(tool):
             self._first.setdefault(_key(tool, arguments), result)

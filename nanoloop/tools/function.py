@@ -1,4 +1,4 @@
-"""A Python function as a tool: its schema, its docstring, the check of the model's arguments."""
+"""Make a tool from a Python function: its schema, its docstring, its argument checks."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ class FunctionTool(Generic[P, R]):
         self.timeout_seconds = timeout_seconds
         """How long one call may take; None leaves it to the toolbox."""
         self.effect = _checked_effect(effect)
-        """Whether a call changes anything; one that does runs once per turn."""
+        """Either "reads" or "writes"; equal calls of a tool that writes run once per turn."""
         self.repeatable = repeatable
-        """Whether equal calls are all run, such as rolls of a die."""
+        """True if equal calls are all run, such as rolls of a die."""
         _check_after_a_kill(effect, idempotent=idempotent, settle=settle)
         self.idempotent = idempotent
-        """Whether a call that a kill interrupts runs again, with the same id."""
+        """True if a call interrupted by a kill runs again, with the same id."""
         self.settle = None if settle is None else partial(self._settled, settle)
-        """Returns the result of the call with this id, or None if it had no effect."""
+        """Returns the result of the call with this id, or None if the call had no effect."""
         self._description = description
         self._threads = Threads(threads)
 
@@ -90,14 +90,14 @@ class FunctionTool(Generic[P, R]):
 
     @cached_property
     def spec(self) -> ToolSpec:
-        """What the model is told; built when first needed."""
+        """The description and schema for the model; built when first needed."""
         description = self._description
         if description is None:
             description = self._docstring.description
         return ToolSpec(name=self.name, description=description, parameters=self._arguments.schema)
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Check the arguments and run; raises `BadArguments`, and what the function raises."""
+        """Check the arguments, then run the function; raise `BadArguments` or its own error."""
         work: partial[Any] = partial(self.function, **self._arguments.checked(arguments))
         return await self._done(self.function, work)
 
@@ -117,7 +117,7 @@ class FunctionTool(Generic[P, R]):
 
     @property
     def unhinted(self) -> list[str]:
-        """The arguments that have no type hint."""
+        """The names of arguments without a type hint."""
         parameters = _parameters(self.function)
         return [name for name, one in parameters.items() if one.annotation is one.empty]
 
@@ -202,7 +202,7 @@ class Docstring:
 
     @classmethod
     def of(cls, function: object) -> Docstring:
-        """Read a function's docstring; without one, everything is empty."""
+        """Read a function's docstring; without one, all fields are empty."""
         text = inspect.cleandoc(getattr(function, "__doc__", None) or "")
         return cls(description=_first_paragraph(text), arguments=_arguments(text.splitlines()))
 
@@ -291,7 +291,7 @@ class Arguments:
         """A JSON schema of type object, in the order of definition."""
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the function expects them; raises `BadArguments`."""
+        """Return the arguments as the function expects them; raise `BadArguments`."""
         from pydantic import ValidationError  # noqa: PLC0415 - slow to import, late on purpose
 
         try:
@@ -379,7 +379,7 @@ def _field(parameter: inspect.Parameter, text: str | None) -> Any:
 
 
 def _untitled(schema: Any) -> Any:
-    """The schema without the titles that only repeat names."""
+    """Return the schema without the titles that only repeat names."""
     if isinstance(schema, list):
         return [_untitled(item) for item in schema]
     if not isinstance(schema, dict):

@@ -39,7 +39,7 @@ _stamps: dict[str, Stamp | None] = {}
 
 
 def function_named(name: str, *, beside: Path | None = None, data: Path | None = None) -> Any:
-    """Return what `module:function` names; raises `SettingsError`, with a text to follow "but".
+    """Return the object that `module:function` names; raise `SettingsError`.
 
     `beside` is the settings file that names it, and `data` the data folder, if its `tools/` counts.
     """
@@ -51,7 +51,7 @@ def function_named(name: str, *, beside: Path | None = None, data: Path | None =
 def tool_named(
     function: str, name: str, *, taken: Collection[str], beside: Path | None, data: Path
 ) -> Tool:
-    """Return it as a tool with this name; raises `SettingsError` if it can't be one."""
+    """Return the function as a tool with this name; raise `SettingsError` if that is impossible."""
     if name in {*taken, READ_RESULT}:
         raise SettingsError(f"there is another tool {name!r}: choose another name")
     found = function_named(function, beside=beside, data=data)
@@ -128,7 +128,7 @@ def _as_it_is_now(module: str) -> ModuleType:
 
 
 def _stamp_of(module: ModuleType) -> Stamp | None:
-    """Return the present stamp of the module's file; None if it has none."""
+    """Return the current stamp of the module's file, or None if it has no file."""
     file = getattr(module, "__file__", None)
     with suppress(OSError):
         return _stamp(Path(file).stat()) if file else None
@@ -156,7 +156,7 @@ def _named_in(module: ModuleType, path: str) -> Any:
 
 
 def called(found: Any, path: str) -> Callable[..., Any]:
-    """Return it as a function; raises `SettingsError` if it is none."""
+    """Return the object found; raise `SettingsError` if it is not a function."""
     if not callable(found):
         raise SettingsError(f"{path} is of type {type(found).__name__}: name a function instead")
     function: Callable[..., Any] = found
@@ -167,7 +167,7 @@ def called(found: Any, path: str) -> Callable[..., Any]:
 
 
 def _of_data_folder(folder: Path, name: str) -> ModuleType | None:
-    """Load the module from the file of that name; returns None if there is no such file."""
+    """Load the module from the file with its name; return None if there is no such file."""
     try:
         source, stamp = _read(folder, name)
     except FileNotFoundError:
@@ -196,7 +196,7 @@ def _of_data_folder(folder: Path, name: str) -> ModuleType | None:
 
 
 def _read(folder: Path, name: str) -> tuple[bytes, Stamp]:
-    """Read code that only this user can have written; raises `OSError`."""
+    """Read a file of code that only this user can have written; raise `OSError`."""
     is_open = bool(S_IMODE(folder.parent.stat().st_mode) & _OTHERS_ENTER)
     there = folder.lstat()
     if S_ISDIR(there.st_mode):  # anything else is refused below

@@ -112,7 +112,7 @@ def _rounded(number: Number, places: Number = 0) -> Number:
 
 
 def _bounded(value: Any) -> Number:
-    """A real, finite number of reasonable size."""
+    """Return the number if it is real, finite and not too large."""
     if isinstance(value, complex) or (isinstance(value, float) and math.isnan(value)):
         raise ValueError("the result is not a real number")
     too_long = isinstance(value, int) and value.bit_length() > _MOST_BITS
@@ -122,7 +122,7 @@ def _bounded(value: Any) -> Number:
 
 
 def _shown(value: Number) -> str:
-    """A float with only its reliable digits: 0.1 + 0.2 is 0.3."""
+    """Return a float with only its reliable digits: 0.1 + 0.2 is 0.3."""
     return str(value) if isinstance(value, int) else f"{value:.15g}"
 
 
@@ -198,7 +198,7 @@ MOST = 20
 def make_recall_tool(
     recall: Recall, session: Callable[[], Session] = here.get
 ) -> FunctionTool[Any, Any]:
-    """The tool, which searches the session of the turn that calls it."""
+    """Return a tool that searches the session of the turn that calls it."""
 
     async def look_up(words: str, limit: int = 5) -> str:
         """Search this conversation for what was said earlier and is no longer in view.

@@ -23,7 +23,7 @@ WHOLE = "whole"
 """The metadata key for the id by which the model asks for a result that is stored whole."""
 NAME_CHARS = 8
 PAGE = 8_000
-"""How many characters a call of `read_result` returns."""
+"""How many characters one call to `read_result` returns."""
 PLACES = 10
 """How many matches a search returns."""
 LONGEST_WORDS = 200
@@ -33,7 +33,7 @@ _MIME_TYPE = "text/plain"
 
 
 class Results:
-    """The large results of a session, and the tool that reads them."""
+    """A session's large tool results, and the tool that reads them."""
 
     effect: Effect = "reads"
     spec = ToolSpec(
@@ -67,7 +67,7 @@ class Results:
 
     @property
     def is_offered(self) -> bool:
-        """Whether the session has any result to read."""
+        """True if the session has a stored result to read."""
         return any(True for _ in self._kept())
 
     def _kept(self) -> Iterator[Entry]:
@@ -77,7 +77,7 @@ class Results:
                 yield entry
 
     async def keep(self, outcome: ToolOutcome, *, call: str) -> tuple[str, dict[str, Any]]:
-        """Store the whole result of this call; returns the model's text and the result's metadata.
+        """Store a call's whole result; return the text for the model and the result's metadata.
 
         If the result can't be stored, the text says so.
         """

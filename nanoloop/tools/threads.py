@@ -18,7 +18,7 @@ from nanoloop.errors import ToolError
 
 @dataclass(slots=True, kw_only=True)
 class _Places:
-    """The calls that are running now, in one event loop."""
+    """The places for running calls in one event loop."""
 
     limiter: anyio.CapacityLimiter
     left_behind: int = 0
@@ -43,7 +43,7 @@ class _Work:
 
 
 class Threads:
-    """Places for at most `limit` calls at once. A call that is given up keeps its place.
+    """Runs at most `limit` calls at once. An abandoned call keeps its place until it ends.
 
     The threads are daemons, unlike anyio's own: a hung one would keep the process from ending.
     """
@@ -53,7 +53,7 @@ class Threads:
         self._per_loop: RunVar[_Places] = RunVar("places")
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """What the function returns or raises; raises `ToolError` if all calls hang."""
+        """Run the function in a thread; raise its error, or `ToolError` if all places hang."""
         places = self._places()
         if places.left_behind >= self._limit:
             raise ToolError(

@@ -1,4 +1,4 @@
-"""The tools of an agent: found, checked, limited and run; every failure is text for the model."""
+"""An agent's tools: find, check, limit and run them; every failure is text for the model."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from nanoloop.tools.results import clipped
 from nanoloop.words import nearest
 
 here: ContextVar[Session] = ContextVar("session of the turn that is going on")
-"""Set by each turn, for tools that look at its session."""
+"""The running turn's session, which each turn sets for its tools."""
 
 _NEAR = 20
-"""Characters shown on each side of the place where JSON breaks off."""
+"""How many characters are shown on each side of an error in JSON."""
 MOST_WHOLE = 10_000_000
 """How many characters of a large result are stored."""
 NOT_DONE = (
@@ -56,10 +56,10 @@ NOT_SETTLED = "interrupted, and it could not be found out whether it took effect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSource:
-    """Tools of one origin, by name; agents choose from all sources."""
+    """Tools from one origin, by name; agents choose from all sources."""
 
     name: str
-    """The name of the origin in the list of tools."""
+    """The origin's name in the list of tools."""
     tools: Mapping[str, Tool]
     is_budgeted: bool = False
     """Whether they are announced in full only while they fit into the budget."""
@@ -87,17 +87,17 @@ def chosen(wanted: Sequence[str], names: Sequence[str]) -> tuple[list[str], list
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutcome:
-    """The outcome of one call."""
+    """The outcome of one tool call."""
 
     call: ToolCall
     success: bool
     text: str
     """What the model reads: the result, or the error."""
     error: str = ""
-    """Why it failed; empty when it did not."""
+    """The reason why the call failed; empty if it succeeded."""
     seconds: float = 0.0
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    """The arguments, decoded; empty if they could not be."""
+    """The decoded arguments; empty if they could not be decoded."""
     files: Sequence[Mapping[str, Any]] = ()
     """The facts about the files that it returned."""
     files_told: str = ""
@@ -105,17 +105,17 @@ class ToolOutcome:
     whole: str = ""
     """The whole result, if the model sees only its head and tail."""
     chars: int = 0
-    """How many characters of the result the model sees at most."""
+    """The most characters of the result that the model sees."""
     is_refused: bool = False
-    """Whether nothing was done for certain: the tool or the check of its arguments refused."""
+    """True if certainly nothing was done, because the tool or its argument check refused."""
     is_unsure: bool = False
-    """Whether it failed and what it sent may still take effect, though nothing was found so far."""
+    """True if the call failed, but what it sent may still take effect."""
     is_unknown: bool = False
-    """Whether the call was interrupted and nobody can tell whether it took effect."""
+    """True if the call was interrupted, and even its tool can't tell if it took effect."""
 
 
 class Toolbox:
-    """Runs what the model asks for. Plain functions become tools on the way in."""
+    """Runs the tools that the model calls. Plain functions given to it are made into tools."""
 
     def __init__(
         self,
@@ -152,23 +152,23 @@ class Toolbox:
         return {name: tool for name, (_, tool) in self._tools.items()}
 
     def writes(self, name: str) -> bool:
-        """Whether a call of that tool may change something."""
+        """Return True if calling this tool may change something."""
         return name in self._tools and effect_of(self._tools[name][1]) == "writes"
 
     def is_repeatable(self, name: str) -> bool:
-        """Whether equal calls of that tool should each run."""
+        """Return True if equal calls of this tool should each run."""
         return name in self._tools and is_repeatable(self._tools[name][1])
 
     def runs_again(self, name: str) -> bool:
-        """Whether it is safe to run an interrupted call of that tool again."""
+        """Return True if it is safe to run an interrupted call of this tool again."""
         return name in self._tools and runs_again(self._tools[name][1])
 
     def settles(self, name: str) -> bool:
-        """Whether that tool can find out whether an interrupted call took effect."""
+        """Return True if this tool can find out whether an interrupted call took effect."""
         return name in self._tools and settle_of(self._tools[name][1]) is not None
 
     async def settle(self, call: ToolCall, call_id: str) -> ToolOutcome:
-        """Find out whether a call with our own id took effect, without running it.
+        """Find out whether the call with this id of ours took effect, without running it.
 
         The outcome is `is_refused` if nothing was done.
         """
@@ -293,7 +293,7 @@ def _by_name(tools: Iterable[Tool | Callable[..., Any]]) -> dict[str, tuple[Tool
 
 
 def decoded(arguments: str) -> dict[str, Any]:
-    """The model's arguments as a dict; raises `BadArguments`, which says where they break."""
+    """Return the model's arguments as a dict; raise `BadArguments`, which locates the error."""
     if not arguments.strip():
         return {}
     if arguments.count("[") + arguments.count("{") > MOST_PARTS:
@@ -310,7 +310,7 @@ def decoded(arguments: str) -> dict[str, Any]:
 
 
 def _whole(value: dict[str, Any]) -> dict[str, Any]:
-    """The value without halves of surrogate pairs, which an escape may produce."""
+    """Return the value without halves of surrogate pairs, which an escape may produce."""
     whole: dict[str, Any] = json.loads(_sendable(json.dumps(value, ensure_ascii=False)))
     return whole
 
@@ -336,12 +336,12 @@ def _checked(result: Any, run: _Run) -> Any:
     if run.settles and result is None:
         raise CallHadNoEffect(NOT_DONE)
     if isgenerator(result) or isasyncgen(result):  # it may have no end
-        raise ToolError("the tool returned a generator, which is no result: have it return a list")
+        raise ToolError("the tool returned a generator, not a result: have it return a list")
     return result
 
 
 def as_text(result: Any) -> str:
-    """A result as the model reads it: text as it is, anything else as JSON."""
+    """Return a result as the model reads it: text unchanged, anything else as JSON."""
     if isinstance(result, str):
         return result
     try:
@@ -351,14 +351,14 @@ def as_text(result: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Models, dataclasses, sets, dates and the like; anything unknown by its `str`."""
+    """Convert models, dataclasses, sets, dates and the like for JSON; others by `str`."""
     from pydantic_core import to_jsonable_python  # noqa: PLC0415 - only for results that need it
 
     return to_jsonable_python(value, fallback=str)
 
 
 def told(error: BaseException) -> str:
-    """An error as the model reads it: our own are sentences, others begin with their class."""
+    """Return an error as the model reads it: our own as sentences, others with their class."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, ToolError):
@@ -370,5 +370,5 @@ def told(error: BaseException) -> str:
 
 
 def _sendable(text: str) -> str:
-    """The text without halves of surrogate pairs, which no file and no request can hold."""
+    """Return the text without halves of surrogate pairs, which no file or request can contain."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -30,20 +30,20 @@ from nanoloop.stores.snapshot import expiry, owed_session
 LOCK = ".lock"
 """The folder of locks on session names, where earlier versions locked a file."""
 MARK = ".mark"
-"""The file in that folder which all marks for pending work link to."""
+"""The file in that folder that all marks for pending work are links to."""
 KEYS = "keys"
 """The folder of key bindings."""
 KEYS_LOCK = ".keys"
-"""Locked while a binding is replaced that must not have changed."""
+"""The file that is locked while a binding is checked and replaced."""
 NODES = "nodes"
-"""The folder of the living processes' files."""
+"""The folder for the living processes' files."""
 BATCH = 64
 """How many files a thread reads in one go."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionFolder:
-    """Where the session files are, and how to write them."""
+    """The folder with the session files, and the options for writing them."""
 
     path: Path
     heard: HeardFiles

@@ -32,7 +32,7 @@ FOLDER = "heard"
 IN_MEMORY = 200_000
 """Roughly how many ids are kept in memory for all chats; other chats' files are read again."""
 FEW = 100
-"""How many lines in a file may be obsolete in any case."""
+"""How many obsolete lines a file may always keep."""
 
 
 class HeardFiles:
@@ -49,7 +49,7 @@ class HeardFiles:
         self._folder = sessions / FOLDER
         self._guard = RLock()
         self._chats: OrderedDict[str, ChatIds] = OrderedDict()
-        """The contents of the chats' files, last used at the end."""
+        """The ids in the chats' files; the file used last is at the end."""
         self._learned = 0
         """How many ids were added since they were last counted."""
         self._since = 0
@@ -123,7 +123,7 @@ class HeardFiles:
             os.ftruncate(file.fd, file.known.size)
 
     def _end(self, file: ChatFile, line: bytes, end: bytes = b"\n") -> None:
-        """Write the end of a line, which makes the line valid."""
+        """Write the newline, which makes the line valid."""
         with self._guard:
             _append(file.fd, end)
             self._learn(file.known, line + end)
@@ -264,7 +264,7 @@ class ChatIds:
     ids: dict[str, int] = field(default_factory=dict)
     """The time at which each id was recorded, in the order recorded."""
     obsolete: int = 0
-    """How many recorded ids are no longer among these."""
+    """How many ids in the file are no longer in `ids`."""
 
     def is_of(self, fd: int, there: os.stat_result) -> bool:
         """Return True if this is the file already read; a longer file is compared first."""
@@ -281,7 +281,7 @@ class ChatIds:
         self.size += len(data)
 
     def forget(self, since: int) -> None:
-        """Drop the older ids at the beginning."""
+        """Drop the ids at the beginning that were recorded before this time."""
         while self.ids and self.ids[first := next(iter(self.ids))] < since:
             del self.ids[first]
             self.obsolete += 1

@@ -142,7 +142,7 @@ class Journal:
 
     @contextmanager
     def _reader(self) -> Iterator[SessionReader | None]:
-        """Yield a reader of the durable data; a concurrent commit is neither delayed nor seen."""
+        """Yield a reader of the durable data, which neither delays nor sees concurrent commits."""
         with self._lock:
             file = self._opened()
             if file is not None:

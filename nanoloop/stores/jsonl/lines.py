@@ -13,7 +13,7 @@ from nanoloop.stores.snapshot import encoded
 
 ENTRY, SECTION, HEAD, METADATA = "entry", "section", "head", "metadata"
 UNREADABLE = ""
-"""The kind of a line that no version understands."""
+"""The kind used for lines that can't be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def lines_in(data: bytes, offset: int) -> Iterator[LogLine]:
 ROOM = 4096
 """The first line's size in bytes, with its newline; larger if the line was created larger."""
 FORMAT = 2
-"""Earlier versions know only format 1, which has no marks for pending work."""
+"""The format of these files; earlier versions know only format 1, without pending-work marks."""
 
 
 def first_line(about: Mapping[str, Any], summary: str) -> bytes:

@@ -138,7 +138,7 @@ class LogFile(FileIO):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other writers out; raise `BlockingIOError` if one is writing."""
+        """Keep other writers out inside the block; raise `BlockingIOError` if one is writing."""
         lock(self.fd)
         try:
             yield
@@ -267,7 +267,7 @@ class LogFile(FileIO):
         return [told] if torn else []
 
     def _renew_first_line(self, sections: Mapping[str, Any]) -> None:
-        """Update the copy for readers; the authoritative data is already written."""
+        """Update the first line, a copy of data that is already written elsewhere."""
         about, summary = sections.get(ABOUT), summary_text(sections)
         if about is None and summary is None:
             return
@@ -380,7 +380,7 @@ def copy_of(path: Path) -> Path:
 
 
 _RENEWED = {SECTION, HEAD, METADATA}
-"""The kinds of lines that are written again after the entries, only with their newest value."""
+"""The kinds of lines rewritten after the entries, each with only its newest value."""
 _DIGESTS = tuple(b'"_type":"%s"' % kind.encode() for kind in (SECTION, METADATA))
 """Signs that an unreadable line may reveal any entry."""
 

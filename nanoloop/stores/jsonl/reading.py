@@ -475,7 +475,7 @@ LIMIT = 1024
 
 
 class Marks:
-    """Pairs of a number and a position, where entries from that number on begin, or later."""
+    """Known positions in a file: entries from a mark's number on begin there or later."""
 
     def __init__(self) -> None:
         self._seqs = [0]

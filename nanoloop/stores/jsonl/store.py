@@ -130,7 +130,7 @@ class JsonlStore(DatabaseStore):
 
 
 class _Folder:
-    """The files of one folder."""
+    """Keeps sessions in the files of one folder."""
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ class _Folder:
         self._writers.shutdown(wait=False)
 
     async def _own(self) -> None:
-        """Give the folder this version's format; raise `StoreLocked` while another version runs."""
+        """Give the folder this version's format; raise `StoreLocked` if an earlier one runs."""
         if self._folder.read_only:
             raise StoreError(f"{self._folder.path} is open read-only: nothing was written")
         if not self._is_ready:
@@ -323,7 +323,7 @@ class _Folder:
                 announce(event)
 
     async def _in_turn(self, work: Callable[[], Awaitable[T]], what: str) -> T:
-        """Return the work's result, retrying while another process has the place locked."""
+        """Run this work and return its result; retry while another process holds the lock."""
         give_up = time.monotonic() + self._busy_seconds
         while True:
             try:
@@ -341,7 +341,7 @@ class _Folder:
         return await self._told(wrap(work)(*args))
 
     async def _told(self, work: Awaitable[T]) -> T:
-        """Return the work's result; raise `StoreError` for disk errors."""
+        """Run this work and return its result; raise `StoreError` for disk errors."""
         try:
             return await work
         except (BlockingIOError, FileRefused):  # retried, or already a full sentence
@@ -356,7 +356,7 @@ def _has_expired(stored: StoredSession, now: int) -> bool:
 
 
 NOTE = ".index"
-"""The file beside the locks that records that all pending work is marked."""
+"""The file, beside the locks, whose existence means that all pending work is marked."""
 
 
 class FolderUpgrade:
@@ -409,7 +409,7 @@ class FolderUpgrade:
             self._tell_done()
 
     def close(self) -> None:
-        """Release the file that an earlier version would lock."""
+        """Unlock the file that earlier versions lock."""
         self._former_lock.close()
 
     def _shut_out(self) -> None:
