@@ -32,10 +32,10 @@ def test_it_is_written_beside_the_settings_and_written_anew(home):
     file = write_agents_file(Settings.load())
     assert file == folder / "AGENTS.md"
     assert str(home / ".local" / "share" / "nanoloop" / "sessions`") in file.read_text()
-    (folder / "nanoloop.toml").write_text('store.url = "postgresql://me:secret@db.example/bot"\n')
+    (folder / "nanoloop.toml").write_text('store.url = "postgresql://me:hidden@db.example/bot"\n')
     write_agents_file(Settings.load())
     assert "`postgresql://db.example/bot`" in file.read_text()
-    assert "secret" not in file.read_text()
+    assert "hidden" not in file.read_text()
 
 
 def test_someone_elses_file_stays_as_it_is(home):

@@ -195,7 +195,11 @@ async def test_a_session_from_before_the_store_was_sealed_goes_on(tmp_path, boun
 
 
 async def test_a_name_is_the_same_session_on_each_machine_of_a_sealed_store(tmp_path):
-    settings = {"store": {"url": f"sqlite:{tmp_path / 'shared.sqlite'}", **SEALED}}
+    shared = {
+        "url": f"sqlite:{tmp_path / 'shared.sqlite'}",
+        "keys_file": tmp_path / "keys" / "store.keys",
+    }
+    settings = {"store": {**shared, **SEALED}}
     for machine in ("one", "two"):
         async with asking(tmp_path / machine, settings=settings) as web:
             await ask(web.openai, machine, user=EMAIL)

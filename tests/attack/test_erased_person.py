@@ -777,7 +777,7 @@ async def test_what_an_earlier_version_sealed_gets_keys_of_its_own_when_it_is_se
     session.add_entry(user_entry(said(BOB, BOBS)))
     await store.save(session)
     assert not (settings.data / KEYS_FILE).exists()  # nobody was told of it yet
-    assert "backups keep what is erased" in store.sealing.record.advice
+    assert "backups keep erased messages" in store.sealing.record.advice
     await seal_all(store)
     assert (await seal_all(store)).same == 1
     await store.close()

@@ -13,9 +13,15 @@ from tests.images import picture
 from tests.servers.discord import DiscordServer
 from tests.servers.slack import SlackServer
 from tests.stages.discord import DiscordStage
-from tests.stages.matrix import matrix_stage
+from tests.stages.matrix import MatrixStage, matrix_stage
 from tests.stages.slack import SlackStage
-from tests.stages.telegram import telegram
+from tests.stages.telegram import TelegramStage, telegram
+from tests.test_sent_files_platforms import (
+    posted_on_discord,
+    posted_on_matrix,
+    posted_on_slack,
+    posted_on_telegram,
+)
 
 ANN, BOB, GROUP = "Ann", "Bob", "group"
 PICTURES = {name: picture("JPEG", size=(40 + n, 30)) for n, name in enumerate((ANN, BOB, GROUP))}
@@ -44,6 +50,15 @@ async def stage(request, tmp_path):
         made = opened[request.param](tmp_path)
     async with made as stage:
         yield stage
+
+
+async def files_posted(stage, place):
+    """How many files the bot has posted there."""
+    if isinstance(stage, MatrixStage):
+        return len([size for _, _, size in await posted_on_matrix(stage, place) if size])
+    kinds = {TelegramStage: posted_on_telegram, SlackStage: posted_on_slack}
+    posted = await kinds.get(type(stage), posted_on_discord)(stage, place)
+    return sum(len(sizes) for _, sizes in posted)
 
 
 class Talk:
@@ -92,9 +107,11 @@ class Talk:
     async def gets(self, chat, file):
         """Whether an answer in this chat that names the file of that one comes with it."""
         self._named = "".join(f"![it]({SCHEME}{named}) " for named in self.files[file])
-        *sent, _ = await self.says(chat, "show it")
+        place, _ = self._chats[chat]
+        before = await files_posted(self._stage, place)
+        await self.says(chat, "show it")
         self._named = ""
-        return bool(sent)
+        return await files_posted(self._stage, place) > before
 
     async def command(self, chat, text):
         assert await self.says(chat, text, command=True)
