@@ -110,13 +110,13 @@ class Blocks:
         self._whole = ""
 
     def feed(self, piece: str) -> str:
-        """Add a piece; return the blocks that it completes, or an empty string if none."""
+        """Add a piece; return the blocks that it completes, or an empty string."""
         self._whole += piece
         self.open += piece
         return self._cut(_last_block(self.open)) if "\n" in piece else ""
 
     def settle(self, answer: str | None = None) -> str:
-        """Return the text not shown yet, and start over; pieces may have been dropped."""
+        """Return the text that has not been shown yet, and start over for the next answer."""
         streamed, rest = self._whole, self._cut(len(self.open))
         self._whole = ""
         if answer is None:

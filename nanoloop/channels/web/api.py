@@ -83,7 +83,7 @@ MESSAGE_BYTES = 256_000
 REQUESTS = 16
 """How many requests are handled at once, except those being read or answered in pieces."""
 LARGE_BODIES = 8
-"""How many requests may have large or unknown bodies; these count from their first byte."""
+"""How many requests may have bodies of large or unknown size, counted from the first byte."""
 PARSERS = 2
 """How many large bodies are parsed at once, each in a thread."""
 
@@ -345,7 +345,7 @@ class WebParts:
     provider: Provider
     """The provider for clients that send the whole conversation."""
     turns: FairLimiter
-    """Limits how many turns run at once, including those of such clients."""
+    """Limits how many turns run at once, including those for clients without a session."""
     secret: Callable[[], bytes]
     """Returns the key for digests of message bodies, which are stored as ids."""
     hidden: Callable[[str], Awaitable[str]] | None = None

@@ -180,7 +180,7 @@ async def exchange_of(store: Store, session: Session, message_id: str) -> Sequen
 
 
 def answer_in(said: Sequence[Entry]) -> Entry | None:
-    """Return the answer to the first of these entries, or None if it is missing or stopped."""
+    """Return the answer to the first of these entries, or None if it is missing or was stopped."""
     newest: Entry | None = None
     for entry in said[1:]:
         if is_asked(entry):
