@@ -24,7 +24,7 @@ from nanoloop.providers.local.launch import Launch, Report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Settings for a family of models, where the model file's own are not good enough."""
+    """Settings for a family of models whose files do not contain good enough settings."""
 
     template: str = ""
     """A file in templates/, if the model does not follow its own template for tool calls."""
