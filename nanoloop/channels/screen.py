@@ -132,7 +132,7 @@ class Blocks:
 
 
 def _last_block(text: str) -> int:
-    """Return the position at which the last block of the complete lines begins."""
+    """Return the position at which the last block of complete lines begins."""
     from markdown_it import MarkdownIt  # noqa: PLC0415 - installed with rich
 
     lines = text.split("\n")[:-1]

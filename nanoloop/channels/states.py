@@ -50,7 +50,7 @@ class Failed:
 
     time: str
     incident: str
-    """The id that the chat was given."""
+    """The incident's id, as shown in the chat."""
     where: str
     """The session's id, or the path of a request."""
     said: str

@@ -70,7 +70,7 @@ class Draft:
             self._news = anyio.Event()
 
     async def end(self) -> None:
-        """Stop updating the draft; returns once none of its requests is running."""
+        """Stop updating the draft; returns once all of its requests have ended."""
         self.is_over = True
         self._rest.cancel()
         await self.ended.wait()
@@ -408,7 +408,7 @@ class Progress:
             self._load(self._file)
 
     def of(self, answer: str, *, name: str | None = None) -> Posted:
-        """Return the record of what was posted of this answer; a new record gets this name."""
+        """Return the record of this answer's posted messages; a new record gets this name."""
         return self._of(self._digest(answer), name)
 
     def _of(self, digest: str, name: str | None = None) -> Posted:

@@ -416,7 +416,7 @@ SECONDS = 60.0
 SIDE_BY_SIDE = 4
 """How many calls to a blocking function run at once, each in its own thread."""
 TRANSCRIPTS_REMEMBERED = 100
-"""How many transcripts are remembered, so that none is requested twice."""
+"""How many transcripts are remembered, to avoid requesting the same one twice."""
 
 Transcribe = Callable[[File, bytes], Awaitable[str | None] | str | None]
 """A user's function that takes a voice message and its bytes and returns the transcript."""
@@ -460,7 +460,7 @@ class Typist:
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
         self.group: TaskGroup | None = None
-        """The task group that shows typing; without one, no typing is shown."""
+        """The task group that shows typing; without one, typing is never shown."""
         self._waiting: dict[str, list[str]] = {}
         self._scopes: dict[str, anyio.CancelScope] = {}
 

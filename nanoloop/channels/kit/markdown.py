@@ -204,7 +204,7 @@ def utf8(text: str) -> int:
 
 
 def split(markdown: str, limit: int, size: Callable[[str], int] = len) -> list[str]:
-    """Split the text into parts of at most `limit`; an empty text has no parts."""
+    """Split the text into parts no longer than `limit`; an empty text has no parts."""
     return [part for part in _parts(markdown.strip("\n"), limit, size) if part.strip()]
 
 

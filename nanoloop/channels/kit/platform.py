@@ -24,7 +24,7 @@ class Limits:
     edit_seconds: float | None = 1.0
     """The minimum delay between two edits in a chat; None if messages can't be edited."""
     group_edit_seconds: float | None = None
-    """The minimum delay between two edits in a group; None if it is the same as elsewhere."""
+    """The minimum delay between two edits in a group; None if groups have no limit of their own."""
     typing_seconds: float | None = None
     """How long one call to `typing` shows the bot as typing; None if the platform can't show it."""
     file_bytes: int = 20_000_000

@@ -27,7 +27,7 @@ MOST_TRIES = 5
 """How many times to try a file that fails temporarily before sending the text without it."""
 REMEMBERED = 1000
 _PASSING = {"rate limit", "not connected"}
-"""Reasons to retry that have nothing to do with the file."""
+"""Reasons to retry that do not depend on the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,7 +116,7 @@ class Invitations:
             return  # the room is gone already
 
     async def _join(self, room: str) -> float:
-        """Try to join a room; return how long to wait before the next attempt, or 0 for none."""
+        """Try to join a room; return how long to wait before trying again, or 0 to stop trying."""
         self._tries[room] += 1
         try:
             await self._homeserver.ask(self._homeserver.client.join(room))

@@ -420,10 +420,10 @@ _BOUNDS = {
     "less_than_equal": "is {value}, more than {le}",
     "literal_error": "is {value}, not {expected}",
     "string_pattern_mismatch": "is {value}, which does not match {pattern}",
-    "string_too_long": "is too long: at most {max_length} characters",
+    "string_too_long": "is too long: at most {max_length} characters are allowed",
     "string_too_short": "is too short: the minimum length is {min_length}",
-    "too_long": "has too many items: at most {max_length}",
-    "too_short": "has too few items: at least {min_length}",
+    "too_long": "has too many items: at most {max_length} are allowed",
+    "too_short": "has too few items: at least {min_length} are needed",
 }
 
 

@@ -294,7 +294,7 @@ async def messages(call: ApiCall, asked: MessagesQuery) -> Response:
 
 
 async def _newest(store: Store, session_id: str, *, upto: int, count: int) -> list[dict[str, Any]]:
-    """Return at least this many messages, the newest up to a number, or all if fewer exist."""
+    """Return at least this many of the newest messages up to a number, or all if fewer exist."""
     found: list[dict[str, Any]] = []
     while len(found) < count and upto > 0:
         after = max(0, upto - ENTRIES_READ)

@@ -134,7 +134,7 @@ class SharedAnswer:
             waker.set()
 
     async def _watch(self, asking: anyio.CancelScope) -> None:
-        """Cancel the answer if no client is connected for the grace period."""
+        """Cancel the answer if all clients stay away for the grace period."""
         while True:
             changed = self._changed
             seconds = inf if self._waiting else self._patience

@@ -316,7 +316,7 @@ class StatelessQuestion:
         )
 
     def give_up(self) -> None:
-        """Do nothing: no other part knows about the question."""
+        """Do nothing, because no other part of the program knows about the question."""
 
     def _turn(self, hear: OnText) -> Turn:
         session, agent, provider = self._asked.said, self._agent, self._provider
