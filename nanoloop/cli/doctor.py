@@ -222,7 +222,7 @@ async def _models(
 
 
 class ModelToAsk(NamedTuple):
-    """A model to test, and the agent that it answers for; None if it writes summaries."""
+    """A model to test, and the agent that uses it, or None if the model writes summaries."""
 
     name: str
     agent: Agent | None

@@ -459,10 +459,12 @@ def _forget_speaker(args: Namespace, settings: Settings) -> int:
     if not ids:
         _tell(f"{who} said nothing in any conversation")
         return Exit.DONE
-    if not _may_delete(args, f"all that {who} said in {where}: {count} messages, with answers"):
+    if not _may_delete(
+        args, f"everything that {who} said in {where}: {count} messages, with answers"
+    ):
         return Exit.FAILED
     anyio.run(_erase_speaker, ids, person, settings)
-    _tell(f"erased all that {who} said in {where}: {count} messages, with answers")
+    _tell(f"erased everything that {who} said in {where}: {count} messages, with answers")
     return Exit.DONE
 
 

@@ -108,7 +108,7 @@ CHECK_PROXY = "check HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A call, with the facts that its errors may mention and those that they must not."""
+    """A call, with the facts that its errors may mention and those they must not reveal."""
 
     where: str
     """The base URL, without secrets."""

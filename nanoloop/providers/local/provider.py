@@ -466,7 +466,7 @@ _KEEPS = (
 )
 """The environment variables that configure Python, llama.cpp and graphics drivers."""
 LAST_LINES = 8
-"""How many lines of llama.cpp's output are kept while it loads; none are kept later."""
+"""How many lines of llama.cpp's output are kept while a model loads; later ones are dropped."""
 SHOWN = 200
 
 

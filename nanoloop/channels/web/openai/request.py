@@ -326,7 +326,7 @@ def parted(messages: Sequence[Message]) -> tuple[str, list[Message]]:
 
 
 def new_parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the users' messages after the last answer, as parts; raises `Refusal` if there are none.
+    """Return users' messages after the last answer, as parts; raises `Refusal` if there are none.
 
     The session already has the earlier messages, and the agent has its own prompt.
     """
