@@ -125,7 +125,7 @@ def test_another_projects_package_of_the_same_import_name_is_told_of(
     if not is_last:
         environment.install("--no-deps", "--force-reinstall", wheel)
     said = environment.run("nanoloop", "--version", cwd=tmp_path).stderr
-    assert "of another project is installed here too" in said
+    assert "is installed here too" in said
     assert "pip uninstall nanoloop`" in said
     environment.run("python", "-m", "pip", "uninstall", "--yes", "nanoloop", cwd=tmp_path)
     environment.install("--no-deps", "--force-reinstall", wheel)

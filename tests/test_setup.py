@@ -85,9 +85,9 @@ async def test_each_question_has_its_answer_typed_too(nanoloop, file):
                 await terminal.shows("1  Ollama, running on this machine: qwen3:4b")
                 await terminal.shows("Enter for 1")
                 terminal.type("\r")
-                await terminal.shows("Token of your Telegram bot")
+                await terminal.shows("Your Telegram bot's token")
                 terminal.type(f"{TOKEN}\r")
-                seen = await terminal.shows("Run it as a service")
+                seen = await terminal.shows("Run nanoloop as a service")
                 terminal.type("n\r")
                 await terminal.shows("Next: nanoloop")
                 assert await ended(process) == 0

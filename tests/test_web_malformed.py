@@ -25,13 +25,13 @@ async def told(web, method, path, status, **more):
         ({"qqq": 1}, "qqq is unknown: use text, message_id, attachments"),
         ({"text": 5}, "text is 5, not a string"),
         ({"attachments": "a"}, 'attachments is "a", not a list'),
-        ({"attachments": ["a"] * 11}, "attachments has too many items: at most 10"),
+        ({"attachments": ["a"] * 11}, "attachments has too many items: at most 10 are allowed"),
         ({"message_id": "x"}, 'message_id is "x", which does not match ^[A-Za-z0-9_-]{8,64}$'),
         (
             {"message_id": "x" * 99},
             f'message_id is "{"x" * 59}…, which does not match ^[A-Za-z0-9_-]{{8,64}}$',
         ),
-        ({"text": "x" * 100_001}, "text is too long: at most 100000 characters"),
+        ({"text": "x" * 100_001}, "text is too long: at most 100000 characters are allowed"),
         ([], "the body is a list, not an object"),
     ],
 )

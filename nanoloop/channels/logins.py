@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _TABLE = "logins"
 OF_ONE = 50
-"""The most logins that one token may have open at once; another login ends the oldest."""
+"""The maximum number of open logins per token; a further login ends the oldest."""
 _SHOWN = 12
 """How many characters of a login's digest serve as its id."""
 
@@ -65,7 +65,7 @@ class Logins:
         return bool(await self.open_of({cookie}))
 
     async def open_of(self, cookies: Collection[str]) -> set[str]:
-        """Return those of these cookies whose logins are still open; the store is read once."""
+        """Return the cookies whose logins are still open, reading the store only once."""
         known = {login.digest for login in await self.open()}
         return {cookie for cookie in cookies if _digest(cookie) in known}
 
@@ -148,8 +148,8 @@ TOKEN_BYTES = 24
 def token_in(path: Path) -> tuple[str, bool]:
     """Return the token in this file, and whether it was just generated; raises `SettingsError`.
 
-    Only this user can have written the file, or can read it, because links and other users' files
-    are refused.
+    Links and other users' files are refused, so only this user can read the file or have written
+    it.
     """
     is_new = False
     while (token := known_token(path)) is None:

@@ -110,13 +110,13 @@ class Blocks:
         self._whole = ""
 
     def feed(self, piece: str) -> str:
-        """Add a piece; return the blocks that it completes, or an empty string if none."""
+        """Add a piece; return the blocks that it completes, or an empty string."""
         self._whole += piece
         self.open += piece
         return self._cut(_last_block(self.open)) if "\n" in piece else ""
 
     def settle(self, answer: str | None = None) -> str:
-        """Return the text not shown yet, and start over; pieces may have been dropped."""
+        """Return the text that has not been shown yet, and start over for the next answer."""
         streamed, rest = self._whole, self._cut(len(self.open))
         self._whole = ""
         if answer is None:
@@ -132,7 +132,7 @@ class Blocks:
 
 
 def _last_block(text: str) -> int:
-    """Return the position at which the last block of the complete lines begins."""
+    """Return the position at which the last block of complete lines begins."""
     from markdown_it import MarkdownIt  # noqa: PLC0415 - installed with rich
 
     lines = text.split("\n")[:-1]

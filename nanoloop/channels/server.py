@@ -40,7 +40,7 @@ LOOP_BYTES = 64_000
 PATIENCE_SECONDS = 30
 """How long a client may go without receiving any pending data before it is disconnected."""
 SWEEP_SECONDS = 0.5
-"""How often to look for clients to disconnect, each of which stays at most this much longer."""
+"""How often to look for clients to disconnect; a client may stay this much too long."""
 TICK_SECONDS = 1
 ENDING_SECONDS = 0.01
 """During shutdown, how often to check whether all connections have ended."""
@@ -65,7 +65,7 @@ class OpenConnections:
         self._waiting: dict[str, dict[_Protocol, None]] = {}
 
     def enter(self, connection: _Protocol) -> None:
-        """Add a connection; over a limit, close one connection."""
+        """Add a connection; if that exceeds a limit, close one as the class describes."""
         address = connection.address
         with self._guard:
             self.count += 1
@@ -114,7 +114,7 @@ class OpenConnections:
 
 @cache
 def connections_of_process() -> OpenConnections:
-    """Return the connections of all listeners in this process; the open-file limit caps them."""
+    """Return the connections of all listeners in this process, capped by the open-file limit."""
     return OpenConnections(connection_limit())
 
 
@@ -150,7 +150,7 @@ class _Http(h11.Connection):
 
 
 class _Protocol(H11Protocol):
-    """Handles one HTTP connection, which counts towards the limits and may not send too much."""
+    """Handles one HTTP connection, which counts towards the limits on connections and on data."""
 
     conn: _Http
     others: OpenConnections
@@ -159,7 +159,7 @@ class _Protocol(H11Protocol):
 
     @classmethod
     def among(cls, others: OpenConnections) -> Callable[..., _Protocol]:
-        """Return the factory that uvicorn needs, for connections counted in `others`."""
+        """Return the protocol factory that uvicorn needs; it counts connections in `others`."""
 
         def make(**named: Any) -> _Protocol:
             made = cls(**named)

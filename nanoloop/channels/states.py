@@ -20,7 +20,7 @@ from nanoloop.sentences import IncidentReport
 from nanoloop.session.entry import rfc3339, utc_now
 
 FOLDER = "status"
-"""The folder for these files within the data folder."""
+"""The folder for state files, within the data folder."""
 FORMER_FILE = "status.json"
 """The single file that earlier versions used for all processes."""
 FAILURES = 5
@@ -50,14 +50,14 @@ class Failed:
 
     time: str
     incident: str
-    """The id that the chat was given."""
+    """The incident's id, as shown in the chat."""
     where: str
     """The session's id, or the path of a request."""
     said: str
 
     @classmethod
     def of(cls, report: IncidentReport) -> Self:
-        """Convert an incident report to the form used in the file."""
+        """Convert an incident report to the form used in the state file."""
         incident, now = report.incident, rfc3339(report.time)
         return cls(time=now, incident=incident.incident, where=report.place, said=incident.said)
 
@@ -69,7 +69,7 @@ class RunningProcess:
     pid: int
     since: str
     command: str = "run"
-    """The command that started it: `run`, `serve` or `chat`."""
+    """The command that started the process: `run`, `serve` or `chat`."""
     place: str = PLACE
     """The machine or container in which the pid is valid."""
     connections: int = 0
@@ -92,7 +92,7 @@ class RunningProcess:
 
 
 class States:
-    """Keeps this process's state file up to date; a disk error stops nothing else."""
+    """Keeps this process's state file up to date; a disk error does not stop anything else."""
 
     def __init__(
         self,

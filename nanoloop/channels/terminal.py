@@ -206,7 +206,7 @@ class TerminalChannel:
         return " · ".join(filter(None, (hint, printable(self._status()))))
 
     def _interrupt(self, event: KeyPressEvent) -> None:
-        """Stop the answer or clear the line; quit if pressed a second time."""
+        """Handle Ctrl-C: stop the answer or clear the line, and quit at the second press."""
         again = monotonic() - self._interrupted_at < _TWICE_SECONDS
         again = again and not event.current_buffer.text  # someone who is typing wants to stay
         self._interrupted_at = monotonic()

@@ -194,7 +194,7 @@ COMMANDS = {
         flags=("--data",),
     ),
     "tools": CommandHelp(
-        "list the tools that each agent may call, try one, or accept those of a server",
+        "list the tools that each agent may call, try one, or accept a server's tools",
         (
             "nanoloop tools",
             "nanoloop tools --json",
@@ -296,7 +296,7 @@ def namesake() -> str:
 
 
 NAMESAKE = (
-    'nanoloop: the package "nanoloop" of another project is installed here too, and its '
+    'nanoloop: another project\'s package "nanoloop" is installed here too, and its '
     f"files are mixed with ours: `{sys.executable} -m pip uninstall nanoloop`, then install "
     f"{DISTRIBUTION} again (pip's --force-reinstall)"
 )

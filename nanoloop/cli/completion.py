@@ -1,6 +1,6 @@
 """`nanoloop completion`: generates shell scripts that complete commands, options and values.
 
-The scripts are built from the parser, so they match the commands of this version.
+The scripts are built from the parser, so they match this version's commands.
 """
 
 from __future__ import annotations

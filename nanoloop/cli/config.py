@@ -80,7 +80,7 @@ def _answer(args: Namespace) -> int:
         was_trusted = trust.forget(here)
         say(f"{here} is {'no longer' if was_trusted else 'not'} trusted")
     elif left is None:
-        say(f"{here} sets nothing that has to be trusted, or is trusted already")
+        say(f"{here} does not need to be trusted, or is trusted already")
     else:
         trust.answer(here, left.digest, is_trusted=True)
         say("\n".join((f"{here} now sets", *(f"  {line}" for line in left.lines))))

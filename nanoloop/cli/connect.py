@@ -100,7 +100,7 @@ def _connect(plugin: Plugin, args: Namespace, settings: Settings) -> int:
     say(
         f"Written to {path}: {', '.join(written)}"
         if written
-        else "The settings already contain all of this"
+        else "The settings already contain all of these values"
     )
     _see_that_it_counts(args, written, name, done)
     write_agents_file(load_settings(args))

@@ -73,7 +73,7 @@ def _list(there: Mapping[str, Path]) -> None:
     wide = max(map(len, there), default=0)
     for name, path in there.items():
         say(f"{name:{wide}}  {_title(_text(path))}")
-    say("\nnanoloop docs PAGE shows one, nanoloop docs --search WORDS finds words in all of them")
+    say("\nnanoloop docs PAGE shows a page; nanoloop docs --search WORDS searches all pages")
 
 
 def _search(there: Mapping[str, Path], words: str) -> int:

@@ -222,7 +222,7 @@ async def _models(
 
 
 class ModelToAsk(NamedTuple):
-    """A model to test, and the agent that it answers for; None if it writes summaries."""
+    """A model to test, and the agent that uses it, or None if the model writes summaries."""
 
     name: str
     agent: Agent | None
@@ -267,7 +267,7 @@ async def _model(asked: ModelToAsk, settings: Settings, provider: Provider) -> C
 
 
 def _lacks_here(model: str, settings: Settings) -> str | None:
-    """Return why a local model can't be tested, or None if it can; downloads nothing."""
+    """Return why a local model can't be tested, or None if it can, without downloading it."""
     path = file_of(model, settings.models)
     if not can_run():
         return EXTRA
@@ -303,7 +303,7 @@ def _hear_no_text(_: str) -> None:
 
 
 def _tools(settings: Settings) -> Check:
-    """Whether each agent's tools can be made, even where no model is set up yet."""
+    """Check that each agent's tools can be created, even if no model is set up yet."""
     try:
         agents = make_agents(suited(settings), recall_alone(settings))
     except NanoloopError as error:
@@ -313,7 +313,7 @@ def _tools(settings: Settings) -> Check:
 
 
 async def _servers(settings: Settings) -> AsyncIterator[Check]:
-    """Whether each tool server can be started, or reached."""
+    """Check that each tool server can be started or reached."""
     try:
         servers = make_servers(settings)
     except NanoloopError as error:

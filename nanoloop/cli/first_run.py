@@ -261,7 +261,7 @@ def _is_key_welcome(server: Configured) -> bool:
 
 
 def _with_vendors_key(settings: Settings, server: Configured, **also: str) -> Chosen | None:
-    """Return settings for one of the vendor's models that answers; first contacts it now."""
+    """Contact the vendor for the first time; return settings for a model of its that answers."""
     with busy(f"asking {server.vendor.title} for its models"):
         listed = models_of_vendor(server)
     usual = f"openai:{Settings.model_fields['model'].default}"
@@ -524,13 +524,13 @@ def worthwhile(settings: Settings) -> tuple[list[Model], str]:
 
 
 def free_room(folder: Path) -> int:
-    """Return the free space on the disk of a folder, which may not exist yet."""
+    """Return the free space on a folder's disk; the folder may not exist yet."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     return shutil.disk_usage(there).free
 
 
 def _by_hub(settings: Settings) -> list[Model]:
-    """Return the downloadable models, with the hub's first if it answers in time."""
+    """Return the downloadable models, with the hub's models first if the hub answers in time."""
     others = [model for model in WORTHWHILE if model is not FROM_HUB]
     [source] = FROM_HUB.sources
     if isinstance(source, Address) and settings.local.hub:

@@ -124,7 +124,7 @@ def _replaced(error: UnicodeError) -> tuple[bytes, int]:
 
 
 class _PatientFile(io.FileIO):
-    """Discards output that nobody reads, and remembers if a write failed, as on a full disk."""
+    """Discards output that nobody reads, and remembers a failed write, such as on a full disk."""
 
     failed: OSError | None = None
 

@@ -113,7 +113,7 @@ class Reload:
         self._apply(self._read())
 
     def _read(self) -> Fresh | SettingsError:
-        """Read the files and the modules of tools; returns the mistake if there is one."""
+        """Read the files and the tool modules; return a description of the mistake, if any."""
         with self._reading:
             before = self._applied
             self._applied = self._stamps()  # first, so that later changes are noticed next time

@@ -26,7 +26,7 @@ class ServerPlace(NamedTuple):
 
     name: str
     word: str
-    """The prefix of its models' names before the colon; "" if the address identifies the server."""
+    """The prefix of the server's model names; "" if the address identifies the server."""
     url: str
 
 
@@ -85,7 +85,7 @@ class ServerModels(NamedTuple):
 
 
 def usual_places(settings: Settings) -> list[ServerPlace]:
-    """Return the default addresses of such servers, or those set in the environment."""
+    """Return the usual addresses of model servers, or those set in the environment."""
     words = ("ollama", "lmstudio", "vllm")
     known = [
         ServerPlace(VENDORS[word].title, word, server_of(settings, word).url or "")

@@ -77,7 +77,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _without_settings(_: Namespace, __: Settings) -> None:
-    """Stand in for an action that reads no settings."""
+    """Do nothing, in place of an action that reads no settings."""
 
 
 class NoService(NanoloopError):

@@ -66,7 +66,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     _add_import(
         action("import", "import a file: an export, Magent's JSON or nanobot's JSONL", load)
     )
-    _add_forget(action("forget", "erase messages, or all that one person said, for good", forget))
+    _add_forget(
+        action("forget", "erase messages or everything that one person said, for good", forget)
+    )
     _add_prune(action("prune", "archive old conversations, or delete archived ones", prune))
 
 
@@ -149,7 +151,7 @@ def _add_changing(named: Callable[[str, str, Act], ArgumentParser]) -> None:
         "--from", dest="upto", metavar="SEQ", help="the number or id of the last entry to copy"
     )
     _add_new_name(forked)
-    named("undo", "undo the last exchange of a conversation", undo)
+    named("undo", "undo the last exchange in a conversation", undo)
     named("archive", "archive a conversation: keep it, but list it only with --archived", archive)
     named("unarchive", "restore an archived conversation", archive)
     deleted = named("delete", "delete a conversation for good", delete)
@@ -167,11 +169,13 @@ def _add_forget(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--speaker",
         metavar="PLATFORM:ID",
-        help="instead of SEQ, erase all that this person said, such as telegram:42; an id that "
-        "nobody has lists everyone who spoke",
+        help="instead of SEQ, erase everything that this person said, such as telegram:42; "
+        "an id that nobody has lists everyone who spoke",
     )
     parser.add_argument(
-        "--everywhere", action="store_true", help="instead of NAME, with --speaker: everywhere"
+        "--everywhere",
+        action="store_true",
+        help="instead of NAME, with --speaker: erase it everywhere",
     )
     _add_yes(parser)
 
@@ -331,7 +335,7 @@ async def fork(args: Namespace, settings: Settings) -> None:
 
 
 async def undo(args: Namespace, settings: Settings) -> None:
-    """Undo the last exchange of a conversation."""
+    """Undo the last exchange in a conversation."""
     async with opened(settings, read_only=False) as store:
         taken = await Sessions(store).undo(await find(store, args.name))
     said = one_line(str(taken[0].content.get("text") or "")) if taken else ""
@@ -424,7 +428,7 @@ def delete(args: Namespace, settings: Settings) -> int:
 
 
 def forget(args: Namespace, settings: Settings) -> int:
-    """Erase some messages of one conversation for good, or all that one person said."""
+    """Erase messages from a conversation for good, or everything that one person said."""
     if args.speaker is not None or args.everywhere:
         return _forget_speaker(args, settings)
     if args.name is None or args.seqs is None:
@@ -455,20 +459,24 @@ def _forget_speaker(args: Namespace, settings: Settings) -> int:
     if not ids:
         _tell(f"{who} said nothing in any conversation")
         return Exit.DONE
-    if not _may_delete(args, f"all that {who} said in {where}: {count} messages, with answers"):
+    if not _may_delete(
+        args, f"everything that {who} said in {where}: {count} messages, with answers"
+    ):
         return Exit.FAILED
     anyio.run(_erase_speaker, ids, person, settings)
-    _tell(f"erased all that {who} said in {where}: {count} messages, with answers")
+    _tell(f"erased everything that {who} said in {where}: {count} messages, with answers")
     return Exit.DONE
 
 
 async def _spoken(args: Namespace, settings: Settings) -> tuple[list[str], Person, int]:
-    """The conversations in which somebody said something, that person, and how much it is."""
+    """Return the conversations in which a person spoke, who it is, and the number of messages."""
     platform, _, account = args.speaker.partition(":")
     person, found, count = (platform, account), [], 0
     async with opened(settings) as store:
         if not hasattr(store, "words_of"):
-            raise SessionError("this store can't erase what one person said: erase messages")
+            raise SessionError(
+                "this store can't erase what one person said: erase messages instead"
+            )
         whole: Any = store
         names = [name async for name in whole.names() if name != LOGINS]
         for name in [(await find(store, args.name)).id] if args.name is not None else names:
@@ -483,7 +491,7 @@ async def _spoken(args: Namespace, settings: Settings) -> tuple[list[str], Perso
 
 
 async def _nobody(sessions: Sessions, name: str, wanted: str) -> str:
-    """What to say if nobody with that id spoke there: everyone who did."""
+    """Say that nobody with this id spoke in the session, and name everyone who did."""
     people = await sessions.speakers(name)
     known = [f"{platform}:{i} ({who})" for (platform, i), who in sorted(people.items())]
     told = f"these people did: {', '.join(known)}" if known else "nobody with an id did"

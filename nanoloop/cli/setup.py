@@ -54,7 +54,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}-token", metavar="TOKEN", help=f"your {name.title()} bot's token"
         )
-    parser.add_argument("--service", action="store_true", help="install and start it as a service")
+    parser.add_argument(
+        "--service", action="store_true", help="install and start nanoloop as a service"
+    )
     parser.add_argument(
         "--unverified",
         action="store_true",
@@ -121,7 +123,7 @@ def _model_of_flags(args: Namespace, model: str | None, settings: Settings) -> d
 
 def _asked_token() -> str:
     try:
-        return getpass("Token of your Telegram bot, from @BotFather (Enter: none): ").strip()
+        return getpass("Your Telegram bot's token, from @BotFather (Enter: none): ").strip()
     except EOFError:
         say()
         return ""
@@ -142,7 +144,7 @@ def _ended(args: Namespace, settings: Settings, *, is_asked: bool) -> int:
     is_wanted = args.service or (
         is_asked
         and is_agreed(
-            "Run it as a service, now and at each login?",
+            "Run nanoloop as a service, now and at each login?",
             nobody_there=SettingsError("not a terminal, so nothing can be asked: use --service"),
         )
     )

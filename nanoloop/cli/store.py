@@ -42,12 +42,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     action = add_actions(parser)
     moved = action(
         "copy",
-        "copy all sessions to another store, each verified; resumes if interrupted",
+        "copy all sessions to another store and verify each; resumes if interrupted",
         _copy,
     )
     moved.add_argument("source", metavar="FROM", help=FORMS)
     moved.add_argument(
-        "target", metavar="TO", help="the target store, in the same form; it may contain sessions"
+        "target", metavar="TO", help="the target store, written like FROM; it may contain sessions"
     )
     moved.add_argument(
         "--replace", action="store_true", help="overwrite sessions in the target that differ"
@@ -214,10 +214,10 @@ def _seal_files(settings: Settings) -> int:
     for file, is_well in make_folder_sealing(settings).reseal():
         damaged += not is_well
         if not is_well:
-            say(f"{file}: its content is not what was sealed", err=True)
+            say(f"the content of {file} is not what was sealed", err=True)
     for file in remove_plain_words(settings):
         damaged += 1
-        say(f"{file}: its texts can't be removed", err=True)
+        say(f"the texts in {file} can't be removed", err=True)
     return damaged
 
 

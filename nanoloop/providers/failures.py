@@ -108,7 +108,7 @@ CHECK_PROXY = "check HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A call, with the facts that its errors may mention and those that they must not."""
+    """A call, with the facts that its errors may mention and those they must not reveal."""
 
     where: str
     """The base URL, without secrets."""
@@ -219,7 +219,9 @@ def _about_images(asked: Asked, said: object) -> ImagesRefused | BadImage | None
         return _too_many_images(asked, words)
     is_text_wanted = b'"image' in asked.body and ONLY_TEXT.search(words)
     if is_text_wanted or NO_IMAGES.search(words):
-        return ImagesRefused(f"{asked.model!r} accepts no images: remove them, or {OTHER_MODEL}")
+        return ImagesRefused(
+            f"{asked.model!r} does not accept images: remove them, or {OTHER_MODEL}"
+        )
     if BAD_IMAGE.search(words):
         return BadImage(f"{asked.model!r} can't read an image: send it in another format")
     return None

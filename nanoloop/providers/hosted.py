@@ -46,7 +46,7 @@ OF_THIS_MACHINE = (
     "X-Stainless-Runtime",
     "X-Stainless-Runtime-Version",
 )
-"""Headers in which an SDK reveals details of this machine."""
+"""Headers with which an SDK reveals details about this machine."""
 CLOSE_SECONDS = 1
 LINGER_SECONDS = 0.25
 """How long a finished stream may take to end, so that its connection can be reused."""

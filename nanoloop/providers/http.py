@@ -205,7 +205,7 @@ async def _before(request: httpx2.Request) -> None:
 
 
 async def _after(response: httpx2.Response) -> None:
-    """Read an error response up to its limit, and mark it if retrying is pointless."""
+    """Read an error response up to a limit, and mark it if retrying is pointless."""
     if response.is_success:
         return
     if response.has_redirect_location:

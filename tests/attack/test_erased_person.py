@@ -817,7 +817,7 @@ def test_the_command_erases_one_person_everywhere_and_names_those_who_spoke(
     for wrong in (["--speaker", "chat:3"], [ID, "--everywhere"], [ID, "1", "--speaker", "chat:3"]):
         assert main([*forget, *wrong, "--yes"]) == Exit.USAGE
     assert main([*forget, "--speaker", "chat:3", "--everywhere", "--yes"]) == Exit.DONE
-    assert "erased all that chat:3 said in 1 conversations" in capsys.readouterr().err
+    assert "erased everything that chat:3 said in 1 conversations" in capsys.readouterr().err
     assert anyio.run(reads, settings) == {ANNS, BOBS}
     assert main([*forget, "--speaker", "chat:3", "--everywhere", "--yes"]) == Exit.DONE
     assert "said nothing" in capsys.readouterr().err

@@ -48,7 +48,7 @@ class AccessControl:
 
     @property
     def closed(self) -> str | None:
-        """Advice on how to give someone access; None if someone already has access."""
+        """Advice on how to give someone access, or None if at least one person already has it."""
         rules = self.rules
         if rules.users or rules.chats or rules.roles or rules.operators or self._has_people():
             return None
@@ -95,7 +95,7 @@ class AccessControl:
         return self.say("stranger", person=heard.sender) if told else None
 
     def excess(self, heard: Heard) -> tuple[bool, str | None]:
-        """Return whether this message exceeds the chat's daily limit, and the reply or None."""
+        """Return whether this message exceeds the chat's daily limit, and the reply, if any."""
         if self._chats.allows(heard.chat, self.rules.per_day):
             return False, None
         self._refused(heard, "too much for a day")
@@ -155,7 +155,7 @@ CODE_SECONDS = 3600
 AGAIN_SECONDS = 600
 """How long a person has to wait before getting another code."""
 CODES = 1000
-"""The most codes that may be open per channel; a further code replaces the oldest."""
+"""The maximum number of open codes per channel; a further code replaces the oldest."""
 _LETTERS = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"
 _LENGTH = 8
 FILE = "pairing.sqlite"
@@ -185,7 +185,7 @@ class Person:
 
 
 class Pairing:
-    """Stores pairing codes and access, in memory or in a file that daemon and CLI share."""
+    """Stores pairing codes and access, in memory or in a file that the daemon and CLI share."""
 
     def __init__(
         self, folder: Path | None = None, *, clock: Callable[[], float] = time.time
@@ -196,7 +196,7 @@ class Pairing:
     def code_for(self, person: Person) -> str | None:
         """Return a new code for this person, or None if the person already has one.
 
-        Codes are dropped oldest first, so the newest always works, however many strangers ask.
+        The oldest codes are dropped first, so a new code works however many strangers ask for one.
         """
         now = self._clock()
         with self._writing() as database:

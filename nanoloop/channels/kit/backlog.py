@@ -127,7 +127,7 @@ WHERE (length(excluded.last), excluded.last) > (length(seen.last), seen.last)
 
 
 class SeenMessages:
-    """Remembers the last message from each place; after a crash, some are received again."""
+    """Remembers the last message from each place; a crash may cause some to be received again."""
 
     def __init__(self, file: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock

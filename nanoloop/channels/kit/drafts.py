@@ -61,7 +61,7 @@ class Draft:
         self._news.set()
 
     async def rest(self, seconds: float) -> None:
-        """Wait this long, then for more text; return early if the draft has ended."""
+        """Wait this long and then until more text arrives; return early if the draft ends."""
         with anyio.CancelScope() as self._rest:
             if self.is_over:
                 return
@@ -70,14 +70,14 @@ class Draft:
             self._news = anyio.Event()
 
     async def end(self) -> None:
-        """Stop updating the draft; returns once none of its requests is running."""
+        """Stop updating the draft; returns once all of its requests have ended."""
         self.is_over = True
         self._rest.cancel()
         await self.ended.wait()
 
 
 class Drafts:
-    """All answers of one channel, both drafts and complete ones."""
+    """The answers sent through one channel, both drafts and complete texts."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Drafts:
         self._taken_back: deque[str] = deque(maxlen=100)
 
     def load(self) -> None:
-        """Reload the progress, because another process may have posted more."""
+        """Reload the record of posted messages, because another process may have posted more."""
         self._progress.load()
 
     def learn(self, chat: str, *, private: bool) -> None:
@@ -114,7 +114,7 @@ class Drafts:
             self._groups.add(chat)
 
     def grow(self, piece: TextStreamed) -> None:
-        """Add a piece to the draft of its answer, which is shown soon."""
+        """Add a piece to its answer's draft, and show it soon."""
         answer = _answer(piece.chat, piece.reply_to)
         draft = self._growing.get(answer)
         if answer in self._taken_back or self.group is None:
@@ -150,7 +150,7 @@ class Drafts:
             self._files.forget(item, answer=answer)
 
     def _in_one(self, letter: Letter, markdown: str) -> Text | None:
-        """The text as one message that can have files, if nothing of it is posted yet."""
+        """Return the text if it fits in a message with files and none of it has been posted yet."""
         if self._progress.begun(letter.answer):
             return None
         limits = self._platform.limits
@@ -237,7 +237,7 @@ class Drafts:
 
 
 def _answer(chat: str, reply_to: str | None) -> str:
-    """Name an unfinished answer so that its name stays the same after a restart."""
+    """Return a name for an unfinished answer; it stays the same after a restart."""
     return f"{chat} {reply_to}"
 
 
@@ -248,7 +248,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """The delivery of one answer to its chat."""
+    """One answer on its way to its chat."""
 
     answer: str
     """The answer's name, the same for every attempt."""
@@ -259,7 +259,7 @@ class Letter:
 
 
 class DraftWriter:
-    """Posts, edits and deletes the messages of answers on one platform."""
+    """Posts, edits and deletes the messages that make up an answer, on one platform."""
 
     def __init__(self, platform: Platform, progress: Progress) -> None:
         self._platform = platform
@@ -342,10 +342,10 @@ async def _in_some_form(send: Callable[[Text], Awaitable[T]], text: Text) -> T:
 
 
 REMEMBERED = 2000
-"""How many partly posted answers are remembered, and how many complete ones."""
+"""The maximum number of answers to remember: this many partly posted and as many complete."""
 _LINES = 10 * REMEMBERED
 NOTES = "channels"
-"""The folder of the progress files within the data folder."""
+"""The folder for progress files, within the data folder."""
 _SUFFIX = ".jsonl"
 _DIGEST_BYTES = 16
 _DIGEST = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
@@ -353,7 +353,7 @@ _DIGEST = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
 
 @dataclass(slots=True, kw_only=True)
 class Posted:
-    """The posted messages of one answer."""
+    """The messages posted so far for one answer."""
 
     name: str
     """The prefix of the messages' ids, the same for every attempt."""
@@ -369,11 +369,11 @@ class Posted:
     """How many times the answer has become shorter."""
 
     def name_of(self, number: int) -> str:
-        """Return the id for posting a message; it changes after a cut, as the old one is gone."""
+        """Return the id for posting a message; after a cut it is a new one."""
         return f"{self.name}.{number}" if not self.cuts else f"{self.name}.{self.cuts}.{number}"
 
     def try_first(self, number: int, text: Text) -> bool:
-        """Record the first attempt at this message; False if another text may have been posted."""
+        """Record the first text tried; return False if a different one may have been posted."""
         return self.tried.setdefault(number, text) == text and not self.is_old
 
     def says(self, number: int) -> Text | None:
@@ -388,7 +388,7 @@ class Progress:
     """
 
     def __init__(self, file: Path | None = None, *, data: Path | None = None) -> None:
-        """Use the key of `data`, the data folder, for the digests, or of the file's own folder."""
+        """Make digests with the key in the data folder `data`, or else in the file's own folder."""
         self._file = file
         self._folder = file.parent if data is None and file is not None else data
         self._key: bytes | None = None
@@ -408,7 +408,7 @@ class Progress:
             self._load(self._file)
 
     def of(self, answer: str, *, name: str | None = None) -> Posted:
-        """Return the posted part of this answer; a new record gets this name."""
+        """Return the record of this answer's posted messages; a new record gets this name."""
         return self._of(self._digest(answer), name)
 
     def _of(self, digest: str, name: str | None = None) -> Posted:
@@ -421,7 +421,7 @@ class Progress:
         return self._digest(answer) in self._open
 
     def post(self, answer: str, message: str, *, number: int, count: int = 1) -> None:
-        """Record this as the answer's message with that number, and `count - 1` after it."""
+        """Record the id of the answer's message `number`, which stands for `count` numbers."""
         more = {"count": count} if count > 1 else {}
         self._note(posted=self._digest(answer), message=message, number=number, **more)
 
@@ -434,7 +434,7 @@ class Progress:
         self._note(done=self._digest(answer), name=name)
 
     def _digest(self, answer: str) -> str:
-        """Return a digest of the answer's name, which may contain a notice's text, for the file."""
+        """Return a digest to store instead of the name, which may contain a notice's text."""
         if self._key is None:
             try:
                 self._key = token_bytes() if self._folder is None else own_key(self._folder)
@@ -486,7 +486,7 @@ class Progress:
         self._rewrite(file)
 
     def _without_text(self, fact: dict[str, Any]) -> dict[str, Any]:
-        """Convert a fact from an earlier version, which stored names instead of digests."""
+        """Convert a record from an earlier version, which stored names instead of digests."""
         for kind in ("begun", "posted", "cut", "done"):
             name = fact.get(kind)
             if isinstance(name, str) and not _DIGEST.fullmatch(name):
@@ -515,7 +515,7 @@ def notes_of(folder: Path, channel: str) -> Path:
 
 
 def rewrite_notes(folder: Path, *, of: Iterable[str] = ()) -> list[Path]:
-    """Remove the texts that earlier versions stored in the files of channels that aren't running.
+    """Remove the text that earlier versions stored in the progress files of stopped channels.
 
     `of` names the running channels. Returns the files that can't be read or written.
     """

@@ -1,4 +1,4 @@
-"""Prepares incoming messages for the bus: downloads files, transcribes voices, shows typing."""
+"""Prepares incoming messages for the bus: downloads files, transcribes speech, shows typing."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from nanoloop.session.speech import display_name
 from nanoloop.tools.threads import Threads
 
 WAITING = 200
-"""How many messages of one chat may wait to be accepted before the platform has to wait."""
+"""How many messages from one chat may wait to be accepted before the platform has to wait."""
 REMEMBERED = 10_000
-"""How many messages' latest texts are remembered, to ignore edits that change nothing."""
+"""The number of messages whose text is remembered, to ignore edits that change nothing."""
 QUOTE_CHARS = 1000
 """How many characters of a quoted or forwarded message are kept."""
 
@@ -45,7 +45,7 @@ class _Item:
 
 
 class Intake:
-    """Receives the messages of one platform and passes them to the bus."""
+    """Receives messages from one platform and passes them to the bus."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Intake:
         return await self._lanes.__aexit__(*exc)
 
     def take_no_more(self) -> None:
-        """Acknowledge no more messages; the platform delivers them again after a restart."""
+        """Stop acknowledging messages; the platform delivers them again after a restart."""
         self._is_deaf = True
 
     async def hear(self, *heard: Heard) -> None:
@@ -180,7 +180,7 @@ class Intake:
         return [await self._files.attachment(file, owner=owner) for file in heard.files]
 
     def _quotes(self, heard: Heard) -> tuple[Quote, ...]:
-        """Return the quotes, and the messages of others, that the model needs for context."""
+        """Return the quotes and other people's messages that the model needs for context."""
         quotes: list[Quote] = []
         for said in self._overheard.take(_place(heard)):
             text, kinds = _short(said.text.strip(), CHARS), tuple(file.kind for file in said.files)
@@ -222,7 +222,7 @@ class Intake:
         return known
 
     def _says(self, heard: Heard, message: str) -> bool:
-        """Return whether the message already has this text, as edits may change nothing."""
+        """Return whether the message already has this text; not every edit changes the text."""
         said = self._recent.get((heard.chat, message))
         self._recent[heard.chat, message] = heard.text
         return said == heard.text
@@ -250,7 +250,7 @@ class Intake:
         return f"{self._name}:{chat}"
 
     def _account(self, heard: Heard) -> str:
-        """Return the owner whom the turn counts against: the person in private, else the group."""
+        """Return whose limits the turn counts towards: the sender in private, else the group."""
         return f"{self._name}:{heard.sender if heard.private else heard.chat}"
 
 
@@ -282,7 +282,7 @@ def _short(text: str, chars: int) -> str:
 
 
 MESSAGES = 20
-"""How many messages of one place are kept."""
+"""How many messages per place are kept."""
 CHARS = 500
 """How many characters of each message are kept."""
 CHATS = 1000
@@ -414,9 +414,9 @@ class Files:
 
 SECONDS = 60.0
 SIDE_BY_SIDE = 4
-"""How many calls of a blocking function run at once, each in its own thread."""
+"""How many calls to a blocking function run at once, each in its own thread."""
 TRANSCRIPTS_REMEMBERED = 100
-"""How many transcripts are remembered, so that none is requested twice."""
+"""How many transcripts are remembered, to avoid requesting the same one twice."""
 
 Transcribe = Callable[[File, bytes], Awaitable[str | None] | str | None]
 """A user's function that takes a voice message and its bytes and returns the transcript."""
@@ -460,7 +460,7 @@ class Typist:
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
         self.group: TaskGroup | None = None
-        """The task group that shows typing; without one, no typing is shown."""
+        """The task group that shows typing; without one, typing is never shown."""
         self._waiting: dict[str, list[str]] = {}
         self._scopes: dict[str, anyio.CancelScope] = {}
 

@@ -204,7 +204,7 @@ def utf8(text: str) -> int:
 
 
 def split(markdown: str, limit: int, size: Callable[[str], int] = len) -> list[str]:
-    """Split the text into parts of at most `limit`; an empty text has no parts."""
+    """Split the text into parts no longer than `limit`; an empty text has no parts."""
     return [part for part in _parts(markdown.strip("\n"), limit, size) if part.strip()]
 
 
@@ -243,7 +243,7 @@ def _parts(rest: str, limit: int, size: Callable[[str], int]) -> Iterator[str]:
 
 
 def _longest(text: str, limit: int, size: Callable[[str], int]) -> int:
-    """Return how many characters fit."""
+    """Return how many of the first characters fit within the limit."""
     low, high = 1, len(text)
     while low < high:
         middle = (low + high + 1) // 2
@@ -274,7 +274,7 @@ def _last(pattern: str | re.Pattern[str], text: str, earliest: int) -> int:
 
 
 def _between_characters(text: str) -> int:
-    """Return the end, or a position just before it if a visible character would be split."""
+    """Return the text's length, or less if a split there would break a visible character."""
     end = len(text)
     for place in range(end, max(0, end - 16), -1):
         if not _continues(text, place):

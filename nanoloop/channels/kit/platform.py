@@ -24,15 +24,15 @@ class Limits:
     edit_seconds: float | None = 1.0
     """The minimum delay between two edits in a chat; None if messages can't be edited."""
     group_edit_seconds: float | None = None
-    """The minimum delay between two edits in a group; None if it is the same as elsewhere."""
+    """The minimum delay between two edits in a group; None if groups have no limit of their own."""
     typing_seconds: float | None = None
-    """How long a call of `typing` stays visible; None if the platform can't show typing."""
+    """How long one call to `typing` shows the bot as typing; None if the platform can't show it."""
     file_bytes: int = 20_000_000
     """The largest file that is downloaded or sent."""
     caption: int = 0
     """The longest text that can be sent in the same message as files; 0 if none can."""
     album: int = 1
-    """How many files can be sent in one message; with more than one there is a method `album`."""
+    """How many files can be sent in one message; if more than 1, there is a method `album`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Upload:
     mime_type: str
     data: bytes
     caption: Text | None = None
-    """The text to send in the same message; only if it fits `Limits.caption`."""
+    """The text to send in the same message; never longer than `Limits.caption`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class Heard:
     mention: str = ""
     """The exact words in `text` that mention the bot, such as `<@U12>`; they are removed."""
     thread: str = ""
-    """The id of the thread that it was sent in; empty outside threads."""
+    """The id of the thread that the message was sent in; empty outside threads."""
     reply_to: str | None = None
     """The id of the message that this one replies to."""
     quote: str = ""
@@ -121,7 +121,7 @@ class Heard:
     burst_seconds: float = 0
     """Messages sent to a chat within this time belong together, such as photos in an album."""
     is_bot: bool = False
-    """True if a program sent it, including this bot; such messages are never answered."""
+    """True if a program (perhaps this bot) sent the message; such messages are never answered."""
     time: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
 
 
@@ -164,7 +164,7 @@ class Platform(Protocol):
     If the platform has a method `meet`, it is called once with the `Host` before `listen`.
 
     If `Limits.album` is more than 1, it has a method `album(place, files, *, reply_to, id)`, which
-    posts so many files of one sort in one message, with the caption of the first.
+    posts up to that many files of the same kind in one message, with the first file's caption.
     """
 
     @property
@@ -219,7 +219,7 @@ class Platform(Protocol):
 
 
 class Refused(NanoloopError):
-    """The token is wrong or lacks a permission; the text says what to do, without the token."""
+    """The token is wrong or lacks a permission; the text says what to do, but not the token."""
 
 
 class FormatRefused(NanoloopError):

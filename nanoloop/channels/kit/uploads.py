@@ -1,6 +1,7 @@
-"""Sends the files of answers to a chat: each once, with a sentence for each that is not sent.
+"""Sends an answer's files to its chat, each only once, and explains why any were not sent.
 
-Files are sent before the text, which says what is missing, or together with it if possible.
+Files are sent together with the text if possible, otherwise before it, so that the text can
+mention the missing ones.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ if TYPE_CHECKING:
     from nanoloop.channels.kit.drafts import Progress
 
 MOST_TRIES = 5
-"""How many times a file is tried after temporary failures; then the text is sent without it."""
+"""How many times to try a file that fails temporarily before sending the text without it."""
 REMEMBERED = 1000
 _PASSING = {"rate limit", "not connected"}
-"""Reasons to retry that have nothing to do with the file."""
+"""Reasons to retry that do not depend on the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """Where the files of one answer are sent, and under which names."""
+    """Where to send an answer's files, and under which names to record them."""
 
     item: Outbound
     place: Place
     answer: str
     """The name under which the posted files are recorded."""
     name: str
-    """The base of the names of their messages, the same in every attempt."""
+    """The prefix of the messages' ids, the same for every attempt."""
     reply_to: str | None
 
     @property
     def with_text(self) -> _Way:
-        """Return the same for files sent together with the text: one record covers both."""
+        """Return a copy for files sent together with the text, whose record covers both."""
         return replace(self, answer=f"{self.answer} with text")
 
 
 class FileSender:
-    """Posts the files of answers on one platform."""
+    """Posts the files that belong to answers, on one platform."""
 
     def __init__(
         self,
@@ -69,8 +70,8 @@ class FileSender:
     ) -> str:
         """Post the files that are not posted yet, and return the text that is still to be sent.
 
-        `in_one` returns the text if it fits beside a file and nothing of it is shown yet.
-        Raises `SendLater`: the next attempt resumes there.
+        `in_one` returns the text if it fits in a message with a file and none of it is shown yet.
+        Raises `SendLater`; the next attempt resumes with the files that are not posted yet.
         """
         place, name = Place.of(item.chat), f"{item.id}.files"
         way = _Way(
@@ -90,13 +91,13 @@ class FileSender:
         return "\n\n".join(filter(None, rest))
 
     def forget(self, item: Outbound, *, answer: str) -> None:
-        """Forget what was posted, once the whole answer has arrived."""
+        """Forget which files were posted, once the whole answer has been delivered."""
         for kind in ("", " with text"):
             if self._progress.begun(record := f"{answer} {item.id}.files{kind}"):
                 self._progress.finish(record)
 
     async def _known(self, item: Outbound, file: Attachment) -> StoredFile | str:
-        """Return what is known about a file that can be sent, or a sentence on why it can't."""
+        """Return the stored file, or a sentence that says why it can't be sent."""
         kept = None
         if self._attachments is not None:
             file_id = file.ref.removeprefix(SCHEME)
@@ -133,7 +134,7 @@ class FileSender:
     async def _send_group(
         self, way: _Way, known: Sequence[StoredFile | str], group: Sequence[int]
     ) -> list[str]:
-        """Send these in one message, or one by one; return a sentence for each refused file."""
+        """Send files in one message, or one by one; return a sentence for each refused file."""
         posted = self._progress.of(way.answer, name=way.name).messages
         if len(posted) > group[-1]:
             return [self._refusal(known[n]) for n in group if not posted[n]]
@@ -178,7 +179,7 @@ class FileSender:
         return False
 
     def _note(self, way: _Way, message: str, group: Sequence[int]) -> None:
-        """Record the message that has these files, or "" for a file that is not sent."""
+        """Record the id of the message with these files, or "" for a file that is not sent."""
         posted = self._progress.of(way.answer, name=way.name).messages
         for number in range(len(posted), group[0]):  # what can't be sent keeps its number
             self._progress.post(way.answer, "", number=number)
@@ -222,9 +223,9 @@ class FileSender:
     def _groups(
         self, known: Sequence[StoredFile | str], *, after: int = 0
     ) -> Iterator[Sequence[int]]:
-        """Yield the numbers of the files for each message: those of one sort in a row.
+        """Yield the indexes of the files for each message: consecutive files of the same kind.
 
-        Together they are no larger than one file may be, because they are in memory at once.
+        Their total size is within the limit for one file, because all are in memory at once.
         """
         limits, group, size = self._platform.limits, list[int](), 0
         for number in range(after, len(known)):
@@ -248,5 +249,5 @@ def _sort(kept: Any) -> str:
 
 
 def _megabytes(size: int, *, up: bool = False) -> str:
-    """Return a size for people, rounded up for a size that is over a limit."""
+    """Return a size in megabytes, rounded up if `up` is true and down otherwise."""
     return f"{-(-size // 100_000) / 10 if up else size // 100_000 / 10:.1f}"

@@ -24,7 +24,7 @@ from nanoloop.plugins import Connected
 REQUEST_SECONDS = 30.0
 DOWNLOAD_SECONDS = 60.0
 LIMITED_SECONDS = 5.0
-"""How long to wait if the homeserver sets a rate limit but no delay."""
+"""How long to wait after a rate-limit error that does not specify a delay."""
 NEXT_STEP = (
     "get a new access token as config/matrix.example.toml says, and set it as channels.matrix.token"
 )
@@ -71,7 +71,7 @@ class Homeserver:
         return answer
 
     async def send(self, request: Awaitable[Any]) -> Any:
-        """Like `ask`, but postpone the message if the token is rejected: it may be replaced."""
+        """Like `ask`, but postpone the message if the token is rejected, as it may be replaced."""
         try:
             return await self.ask(request)
         except Refused as refused:

@@ -108,7 +108,7 @@ class MatrixPlatform:
         self.meet(Host(channel=name))
 
     def meet(self, host: Host) -> None:
-        """Set the channel, which decides who may invite the bot; until then, nobody may."""
+        """Set the channel, which decides who may invite the bot; before this call, nobody may."""
         self._invitations = Invitations(self._homeserver, bookmark=self._bookmark, host=host)
         self._unreadable = UnreadableEvents(self._homeserver, bookmark=self._bookmark, host=host)
 
@@ -205,7 +205,7 @@ def _kind(room: Room) -> str:
 
 
 _BOTS = frozenset({"m.notice", "m.server_notice", "m.key.verification.request"})
-"""Types of messages that nobody typed: bots, the homeserver or clients sent them."""
+"""Types of messages that bots, the homeserver or clients send on their own."""
 _KINDS: Mapping[str, Literal["image", "audio", "video", "file"]] = {
     "m.image": "image",
     "m.audio": "audio",
@@ -228,7 +228,7 @@ class MatrixHearing:
         self._file_bytes = file_bytes
 
     async def heard(self, rooms: Mapping[str, Sequence[Event]]) -> Mapping[str, Sequence[Heard]]:
-        """Convert the events that people caused, room by room and in order."""
+        """Convert events caused by people, room by room and in order."""
         found: dict[str, list[Heard]] = {room: [] for room in rooms}
         limiter = anyio.CapacityLimiter(_SIDE_BY_SIDE)
 
@@ -356,7 +356,7 @@ def _names(me: str, name: str) -> Sequence[str]:
 
 
 def _at_the_beginning(body: str, me: str, names: Sequence[str]) -> str:
-    """Find a name as in `nano: hello` or `@nano hello`; in `nano hello` it may be the subject."""
+    """Find a name as in `nano: hello` or `@nano hello`; in `nano hello` it may be a subject."""
     plain = "|".join(map(re.escape, names))
     signed = "|".join(re.escape(name) for name in (me, *names) if name.startswith("@"))
     form = rf"\s*((?:{plain})(?=[:,](?:\s|$))|(?:{signed}){_END})"

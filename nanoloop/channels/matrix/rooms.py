@@ -51,7 +51,7 @@ class Rooms:
         self._homeserver = homeserver
 
     async def see(self, room: str) -> Room:
-        """Return a room, even one that the bot has left; raises the homeserver's errors."""
+        """Return a room, even if the bot has left it; raises the homeserver's errors."""
         client = self._homeserver.client
         # A message left over from before a restart may go to a room that has not been synced yet.
         known = client.rooms.setdefault(room, MatrixRoom(room, self._homeserver.me))
@@ -69,7 +69,7 @@ TRIES = 30
 
 
 class Invitations:
-    """Answers invitations; a room that is slow to join delays no other."""
+    """Answers invitations; a room that is slow to join does not delay the others."""
 
     def __init__(self, homeserver: Homeserver, *, bookmark: Bookmark, host: Host) -> None:
         self._homeserver = homeserver
@@ -116,7 +116,7 @@ class Invitations:
             return  # the room is gone already
 
     async def _join(self, room: str) -> float:
-        """Try to join a room; return how long to wait before the next attempt, or 0 for none."""
+        """Try to join a room; return how long to wait before trying again, or 0 to stop trying."""
         self._tries[room] += 1
         try:
             await self._homeserver.ask(self._homeserver.client.join(room))
@@ -169,7 +169,7 @@ _IMAGE = re.compile(r'<img src="([^"]*)" alt="([^"]*)"[^>]*>')
 
 
 def said(text: Text, *, kind: str) -> Content:
-    """Build a message; it mentions nobody, whatever names it contains."""
+    """Build a message that mentions nobody, even if it contains names."""
     content: Content = {"msgtype": kind, "body": text.plain, "m.mentions": {}}
     if text.formatted is not None:
         content |= {"format": "org.matrix.custom.html", "formatted_body": text.formatted}

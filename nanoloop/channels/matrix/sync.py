@@ -30,9 +30,9 @@ from nanoloop.lanes import Lanes
 
 WAIT_SECONDS = 30
 PAGE = 100
-"""How many events of a room are requested at once."""
+"""How many events to request from a room at once."""
 PAGES = 100
-"""The largest gap in a room's history that is filled, in pages."""
+"""The largest gap to fill in a room's history, in pages of events."""
 _NOTHING: Mapping[str, Any] = {"types": []}
 _TOLD = {"types": [MESSAGE, STICKER, REDACTION, ENCRYPTED, TOMBSTONE, MEMBER], "limit": PAGE}
 
@@ -50,7 +50,7 @@ class SyncNews:
 
 
 class Timeline:
-    """Reads the timelines of all rooms."""
+    """Reads the event timelines of all rooms."""
 
     def __init__(self, homeserver: Homeserver) -> None:
         self._homeserver = homeserver
@@ -101,7 +101,7 @@ class Timeline:
 
 
 def _filter(since: str | None) -> Mapping[str, Any]:
-    """Return a filter that admits only messages and memberships, or nothing without `since`."""
+    """Return a filter for messages and membership changes; without `since`, it admits nothing."""
     timeline = _TOLD if since else {**_NOTHING, "limit": 1}
     state = {"types": [MEMBER]} if since else _NOTHING
     room = {"timeline": timeline, "state": state, "ephemeral": _NOTHING, "account_data": _NOTHING}
@@ -113,7 +113,7 @@ def _sources(events: Sequence[Any]) -> list[Event]:
 
 
 def _arrival(events: Sequence[Event], me: str) -> int | None:
-    """Return the index of the event at which the bot joined the room, or None if there is none."""
+    """Return the index of the event with which the bot entered the room, or None."""
     found = None
     for place, event in enumerate(events):
         step = _step(event, me)
@@ -157,7 +157,7 @@ class _Said(NamedTuple):
 
 
 class Batches:
-    """Passes events on in order within each room; no room waits for another."""
+    """Passes events on in order within each room; rooms do not wait for each other."""
 
     def __init__(self, hear: Hear, *, bookmark: Bookmark) -> None:
         self._hear = hear
@@ -220,7 +220,7 @@ class Bookmark:
                 self._learn(json.loads(load_file(self._file)))
 
     def belongs_to(self, user: str) -> None:
-        """Start over if the bookmark belongs to another account."""
+        """Start over if the bookmark belongs to a different account."""
         if self._user not in ("", user):
             self.since, self.to_join, self.told = None, [], []
         self._user = user

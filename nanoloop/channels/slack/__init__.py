@@ -67,7 +67,8 @@ ASKS = (
     ),
     ConnectQuestion(
         name="operator",
-        help="your own member id, such as U0123456789, to give yourself access and all commands",
+        help="your own member id, such as U0123456789, to give yourself access to the bot "
+        "and all its commands",
         asks="Your own member id, U… (Enter: get a code by writing to the bot)",
         is_needed=False,
     ),

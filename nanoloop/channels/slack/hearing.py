@@ -252,7 +252,7 @@ _OPENABLE = ("http://", "https://", "mailto:")
 _NARROW = "\u200b"
 """A zero-width space, which keeps two marks apart."""
 _TICK = "\u02cb"
-"""A character that looks like a backtick, which is not allowed within code."""
+"""A character that looks like a backtick; real backticks are not allowed within code."""
 
 
 def named(text: str) -> frozenset[str]:
@@ -294,7 +294,7 @@ def _plain(text: str) -> str:
 
 
 def _around(mark: str, text: str) -> str:
-    """Put marks directly around the words of a text, unless the text contains the mark itself."""
+    """Put marks directly around the words of a text, unless the text contains these marks."""
     bare = text.strip()
     if not bare or mark in bare:
         return text

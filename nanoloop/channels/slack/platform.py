@@ -357,7 +357,7 @@ class SlackListener:
 
 
 async def _nothing() -> None:
-    """Do nothing: within the same session, a new connection has nothing to catch up on."""
+    """Do nothing: within the same session, a new connection misses no messages."""
 
 
 WAITING = 200
@@ -427,7 +427,7 @@ class Envelopes:
 
 
 def _leave(reason: str, *, is_greeted: bool) -> None:
-    """Return if the bot may reconnect at once; otherwise raise `Refused` or `SendLater`."""
+    """Do nothing if the bot may reconnect at once; otherwise raise `Refused` or `SendLater`."""
     if reason == "link_disabled":
         raise Refused(_SWITCHED_OFF)
     if not is_greeted or reason == "too_many_websockets":

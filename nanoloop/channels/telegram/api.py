@@ -69,7 +69,7 @@ class TelegramRequest(HTTPXRequest):
         return code, payload
 
     async def shutdown(self) -> None:
-        """Close all connections once no request is in progress or waiting takes too long."""
+        """Close all connections once all requests have ended, or after waiting too long."""
         with anyio.move_on_after(PARTING_SECONDS):
             while self._running:
                 if self._ended.is_set():  # the library may call this twice at the same time

@@ -119,7 +119,7 @@ class TelegramPlatform:
                 raise
 
     async def remove(self, place: Place, message: str) -> None:
-        """Delete one of the bot's messages; Telegram refuses if they are older than two days."""
+        """Delete one of the bot's messages; Telegram refuses if it is more than two days old."""
         number = self._moves.number(place.chat, message)
         if number is None:
             return
@@ -137,7 +137,7 @@ class TelegramPlatform:
             )
 
     async def upload(self, place: Place, file: Upload, *, reply_to: str | None, id: str) -> str:  # noqa: A002, ARG002 - as above
-        """Post a file; what Telegram can't show or play is sent as a document."""
+        """Post a file; if Telegram can't show or play it, it is sent as a document."""
         about = {"filename": file.name or "file", **_caption(file)}
         if (kind := _kind(file)) != "document":
             try:
@@ -158,7 +158,7 @@ class TelegramPlatform:
         reply_to: str | None,
         id: str,  # noqa: A002, ARG002 - as above
     ) -> str:
-        """Post files of one sort together; raises `Declined` if Telegram takes them only singly."""
+        """Post files of one kind together; raises `Declined` if each must be sent on its own."""
         kinds = {_kind(file) for file in files}
         if len(kinds) > 1 or not kinds <= _MEDIA.keys():
             raise Declined("they don't go together")
@@ -208,7 +208,7 @@ _MEDIA: Mapping[str, Callable[..., Any]] = {
 
 
 def _kind(file: Upload) -> str:
-    """The kind of message in which Telegram shows or plays a file."""
+    """Return the kind of message in which Telegram shows or plays a file."""
     if file.mime_type in PHOTOS and len(file.data) <= PHOTO_BYTES:
         return "photo"
     if file.mime_type in VOICES:
@@ -285,7 +285,7 @@ async def connect(token: str, *, api: str = API) -> Connected:
     says = [f"The token belongs to @{me.username}: write to it at https://t.me/{me.username}"]
     if not me.can_read_all_group_messages:
         says.append(
-            "In groups it sees only messages that mention it. To change that, ask @BotFather: "
+            "In groups the bot sees only messages that mention it. To change that, ask @BotFather: "
             "/mybots, Bot Settings, "
             "Group Privacy"
         )

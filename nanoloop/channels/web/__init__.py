@@ -45,9 +45,9 @@ class TokenSettings(Section):
     token: SecretStr | None = Field(default=None, examples=["..."])
     """The token to log in with: at least 16 characters, for example from `openssl rand -hex 24`."""
     sessions: Names | None = Field(default=None, examples=[["*"]])
-    """Ids of sessions the holder may see (`*` matches anything); by default, only their own."""
+    """Ids of the sessions the holder may see (`*` matches anything); by default, only their own."""
     agents: Names | None = Field(default=None, examples=[["cook"]])
-    """The agents the holder may use; if unset, the default one, or all if they see all sessions."""
+    """The agents the holder may use; if unset, the default one, or all if `sessions` is `*`."""
     may_use: Annotated[tuple[Literal["commands", "metrics"], ...], Field(strict=False)] = Field(
         default=(), examples=[["metrics"]]
     )
@@ -60,7 +60,7 @@ class WebSettings(Section):
     enabled: bool = False
     """Whether `nanoloop run` also serves the page and the API; `nanoloop serve` always does."""
     host: str = "127.0.0.1"
-    """The address to listen on; any address that others can reach requires a token."""
+    """The address to listen on; one that others can reach requires a token."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8765
     """The port to listen on; 0 chooses a free one."""
     hosts: Names = Field(default=(), examples=[["chat.example.org"]])
@@ -78,7 +78,7 @@ class WebSettings(Section):
     upload_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = 10_000_000
     """The maximum size of an uploaded file."""
     uploads_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = UPLOADS_BYTES
-    """The maximum space in the data folder for all uploads together."""
+    """The maximum total size of all uploads in the data folder."""
     language: Language | None = Field(default=None, examples=["fr"])
     """The language of the bot's own messages in the web channel, unless the agent sets one."""
     tokens: dict[str, TokenSettings] = Field(default_factory=dict)
@@ -160,7 +160,7 @@ def _secret(tokens: Sequence[Token], settings: Settings) -> bytes:
 
 
 TOKEN_LENGTH = 16
-"""The minimum token length in characters, so that it can't be guessed."""
+"""The minimum length of a token in characters; a shorter one could be guessed."""
 OWN_FILE = "web-token"
 """The file in the data folder for the token that is generated if none is set."""
 

@@ -32,7 +32,7 @@ COMMANDS, METRICS = "commands", "metrics"
 
 
 class WebAccess:
-    """Lets requests in if their caller and site are allowed and they do not come too often."""
+    """Admits requests whose caller and site are allowed, up to the rate limit."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class WebAccess:
         requests_per_minute: int,
         proxies: TrustedProxies,
     ) -> None:
-        """`cookie` is the name of this server's cookie; pages from `origins` may call too."""
+        """`cookie` is the name of this server's cookie; pages from `origins` may call the API."""
         self.callers = callers
         self.logins = logins
         self.cookie = cookie
@@ -95,7 +95,7 @@ class WebAccess:
         return self._guesses.owner_of(secret, address, kind="login")
 
     async def valid_of(self, cookies: Collection[str]) -> set[str]:
-        """Return those of these cookies that are still valid: a login may have ended since."""
+        """Return the cookies that are still valid, without those whose logins have ended."""
         known = {cookie for cookie in cookies if self.callers.of_cookie(cookie) is not None}
         return await self.logins.open_of(known)
 
@@ -290,7 +290,7 @@ class Caller:
 
 
 EVERYONE = Caller(name="local", patterns=("*",))
-"""Anyone on this machine under `open_on_loopback`, and the owner of the generated token."""
+"""The owner of the generated token, and with `open_on_loopback` anyone on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -463,5 +463,5 @@ DIGITS = 18
 
 
 def number_in(text: str) -> int | None:
-    """Return the number in a text of decimal digits, or None if it is not one."""
+    """Return the number that a text consists of, or None if the text is not a decimal number."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS else None

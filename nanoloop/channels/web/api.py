@@ -83,7 +83,7 @@ MESSAGE_BYTES = 256_000
 REQUESTS = 16
 """How many requests are handled at once, except those being read or answered in pieces."""
 LARGE_BODIES = 8
-"""How many requests may have large or unknown bodies; these count from their first byte."""
+"""How many requests may have bodies of large or unknown size, counted from the first byte."""
 PARSERS = 2
 """How many large bodies are parsed at once, each in a thread."""
 
@@ -345,7 +345,7 @@ class WebParts:
     provider: Provider
     """The provider for clients that send the whole conversation."""
     turns: FairLimiter
-    """Limits how many turns run at once, including those of such clients."""
+    """Limits how many turns run at once, including those for clients without a session."""
     secret: Callable[[], bytes]
     """Returns the key for digests of message bodies, which are stored as ids."""
     hidden: Callable[[str], Awaitable[str]] | None = None
@@ -420,10 +420,10 @@ _BOUNDS = {
     "less_than_equal": "is {value}, more than {le}",
     "literal_error": "is {value}, not {expected}",
     "string_pattern_mismatch": "is {value}, which does not match {pattern}",
-    "string_too_long": "is too long: at most {max_length} characters",
+    "string_too_long": "is too long: at most {max_length} characters are allowed",
     "string_too_short": "is too short: the minimum length is {min_length}",
-    "too_long": "has too many items: at most {max_length}",
-    "too_short": "has too few items: at least {min_length}",
+    "too_long": "has too many items: at most {max_length} are allowed",
+    "too_short": "has too few items: at least {min_length} are needed",
 }
 
 

@@ -404,7 +404,7 @@ async def me(call: ApiCall) -> Response:
 
 _NOT_TAKEN = (
     "send an image (png, jpeg, gif, webp), a PDF, a Word document (docx), a spreadsheet (xlsx, "
-    "csv) or a text"
+    "csv) or a text file"
 )
 NAME_LIMIT = 120
 _GIVEN_OUT = {

@@ -25,7 +25,7 @@ from nanoloop.words import did_you_mean
 
 SESSION = "/api/sessions/{session}"
 SEARCHED = 50
-"""If no title matches, how many of the latest sessions have their messages searched."""
+"""The number of recent sessions whose messages are searched if no title matches."""
 Title = Annotated[str, Field(min_length=1, max_length=200)]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 _MEDIA = {"md": "text/markdown", "json": "application/json", "yaml": "application/yaml"}

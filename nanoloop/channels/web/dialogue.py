@@ -98,7 +98,7 @@ def _name_of(said: NewMessage | Retry, named: MessageName, session: Session) -> 
 
 
 def check_same(known: Iterable[Entry], message: Inbound) -> None:
-    """Raise `Refusal` if one of these has the message's id but different text."""
+    """Raise `Refusal` if one of these entries has the message's id but a different text."""
     named = (entry for entry in known if message_id_of(entry) == message.message_id)
     if any(typed(entry) != message.text for entry in named):
         raise Refusal(422, OTHER_BODY)
@@ -107,7 +107,7 @@ def check_same(known: Iterable[Entry], message: Inbound) -> None:
 async def hand_in(backend: Backend, message: Inbound) -> Outcome:
     """Submit a message, which is stored when this returns; raises `Refusal`.
 
-    A message refused with 503 may still be stored later; its id ensures that it is taken only once.
+    A message refused with 503 may still be stored later; thanks to its id, it is answered once.
     """
     outcome = await _kept(backend, message)
     # No await since it was stored, so readers see the message before its answer.
@@ -155,7 +155,7 @@ def inbound(
     account: str,
     files: Sequence[Attachment] = (),
 ) -> Inbound:
-    """Build a message from the web for this session."""
+    """Build a message from the web channel for this session."""
     return Inbound(
         channel=CHANNEL,
         chat=session.id,
@@ -186,7 +186,7 @@ def asked_by(
 async def lane_of(backend: Backend, session: Session, account: str) -> str:
     """Return the key whose lane this session's messages wait in; switch the key to this session.
 
-    Raises `Refusal` if the session belongs to another channel whose chat now uses a different one.
+    Raises `Refusal` if the session belongs to another channel whose chat has switched to another.
     """
     key = session.key or session.id
     sessions = backend.parts.sessions
@@ -246,7 +246,7 @@ async def retry(call: ApiCall, again: Retry) -> Response:
 
 
 def _check_again(session: Session) -> None:
-    """Raise `Refusal` if the session has no question to answer again, or it can't be undone."""
+    """Raise `Refusal` if there is no question to answer again, or its answer can't be undone."""
     if session.awaiting or messages_among(session.waiting):
         return
     if not last_exchange(session.entries_between(0, session.last_seq)):
@@ -255,7 +255,7 @@ def _check_again(session: Session) -> None:
 
 
 def _tell_again(backend: Backend, session: Session, name: str) -> None:
-    """Tell all readers of the session which question is answered again."""
+    """Tell all readers of the session which question is being answered again."""
     backend.watch.catch_up(session)
     known = (*session.waiting, *session.window)
     asked = next((entry for entry in known if message_id_of(entry) == name), None)
@@ -294,7 +294,7 @@ async def messages(call: ApiCall, asked: MessagesQuery) -> Response:
 
 
 async def _newest(store: Store, session_id: str, *, upto: int, count: int) -> list[dict[str, Any]]:
-    """Return at least this many messages, the newest up to a number, or all if fewer exist."""
+    """Return at least this many of the newest messages up to a number, or all if fewer exist."""
     found: list[dict[str, Any]] = []
     while len(found) < count and upto > 0:
         after = max(0, upto - ENTRIES_READ)
@@ -336,7 +336,7 @@ _MARKS = ("message_id", "sender", "stopped", "finish_reason")
 
 
 def shown_answer(entry: Entry) -> dict[str, Any]:
-    """The text of an answer, and its files beside it."""
+    """Return an answer's text, with its files in a separate list."""
     files = entry.metadata.get("attachments") or ()
     text = without_files(str(entry.content.get("text") or ""))
     return {"text": text, "attachments": [shown_attachment(file) for file in files]}

@@ -302,7 +302,7 @@ class FeedWriter:
 
 
 def shown_attachment(file: Mapping[str, Any]) -> dict[str, Any]:
-    """A file that came with a message or an answer, with its address."""
+    """Return a file from a message or an answer, with its address."""
     ref = str(file.get("ref") or "")
     is_here = ref.startswith(SCHEME)
     url = f"/api/attachments/{ref.removeprefix(SCHEME)}" if is_here else None
@@ -332,7 +332,7 @@ RECEIPTS_OF_ONE = 20
 
 
 class Receipts:
-    """The latest receipts of the most recently summarised sessions."""
+    """The latest summary receipts for the most recently summarised sessions."""
 
     def __init__(self) -> None:
         self._kept: BoundedDict[str, deque[dict[str, Any]]] = BoundedDict(RECEIPT_SESSIONS)
@@ -477,9 +477,9 @@ class OpenStreams:
                 waker.dismiss()
 
     async def end_logged_out(self, valid_of: Callable[[set[str]], Awaitable[set[str]]]) -> None:
-        """End the streams of logins that another process has ended; runs until cancelled.
+        """End the streams whose logins another process has ended; runs until cancelled.
 
-        `valid_of` returns those of the given cookies that are still valid.
+        `valid_of` returns the given cookies that are still valid.
         """
         while True:
             await anyio.sleep(LOGIN_SECONDS)

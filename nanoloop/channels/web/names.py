@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 KEY = "Idempotency-Key"
 KEY_CHARS = 255
 RETRIES = "X-Stainless-Retry-Count"
-"""A header of OpenAI's SDK: how many times it has sent this request before."""
+"""The header in which OpenAI's SDK says how often it has sent this request before."""
 NAMES_SECONDS = 600
 """How long an answer stays available under its name; the SDK retries within this time."""
 NAMES_OF_ONE = 1000
@@ -105,7 +105,7 @@ class MessageNames:
         """
         key = request.headers.get(KEY, "").strip()
         if len(key) > KEY_CHARS:
-            raise Refusal(422, f"{KEY} is too long: at most {KEY_CHARS} characters")
+            raise Refusal(422, f"{KEY} is too long: at most {KEY_CHARS} characters are allowed")
         if not key and RETRIES not in request.headers:
             return MessageName(message_id=uuid4().hex)
         said = f"{caller.name}\n{body}".encode("utf-8", "surrogatepass")
@@ -180,7 +180,7 @@ async def exchange_of(store: Store, session: Session, message_id: str) -> Sequen
 
 
 def answer_in(said: Sequence[Entry]) -> Entry | None:
-    """Return the answer to the first of these entries, or None if it is missing or stopped."""
+    """Return the answer to the first of these entries, or None if it is missing or was stopped."""
     newest: Entry | None = None
     for entry in said[1:]:
         if is_asked(entry):

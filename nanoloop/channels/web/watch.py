@@ -80,7 +80,7 @@ class SessionWatch:
             self.catch_up(session)
 
     def catch_up(self, session: Session) -> None:
-        """Report other processes' changes since the last check; our own are known already."""
+        """Report other processes' changes since the last check; readers already know ours."""
         feed = self._feeds.of(session.id)
         before, now = feed.sight, self._sight_of(session)
         feed.sight = now
@@ -156,13 +156,13 @@ def _shown_answer(question: Entry, answer: Entry) -> dict[str, Any]:
 
 
 def _said(session: Session, after: int) -> list[Entry]:
-    """Return the web's messages after this number, including those still waiting."""
+    """Return the web channel's messages after this number, including those still waiting."""
     said = (*(entry for entry in session.window if entry.seq > after), *session.waiting)
     return [entry for entry in said if is_asked(entry) and _is_ours(entry)]
 
 
 def _is_ours(entry: Entry) -> bool:
-    """Return whether a message is from the web: other channels tell their chats themselves."""
+    """Return whether a message is from the web channel; others inform their chats themselves."""
     return bool(entry.metadata.get("channel") == CHANNEL)
 
 
@@ -171,7 +171,7 @@ def _name_of(entry: Entry) -> str:
 
 
 def _answers(session: Session, after: int) -> Iterator[tuple[Entry, Entry]]:
-    """Yield the web's questions after this number that have been answered, with their answers."""
+    """Yield the web channel's answered questions after this number, with their answers."""
     for question, *said in _exchanges([e for e in session.window if e.seq > after]):
         ends = [entry for entry in said if entry.type != THINKING and entry.role != "user"]
         is_open = session.awaiting and session.awaiting >= question.seq

@@ -24,10 +24,10 @@ from nanoloop.providers.local.launch import Launch, Report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Settings for a family of models, where the model file's own are not good enough."""
+    """Settings for a family of models whose files do not contain good enough settings."""
 
     template: str = ""
-    """A file in templates/, if the model does not follow its own template for tool calls."""
+    """A file in templates/ to use if the model ignores its own template for tool calls."""
     repeat_penalty: float = 0
     """The penalty against endless repetition (DRY); harmful if numbers must be copied."""
     temperature: float = 0.8
@@ -53,7 +53,7 @@ FAMILIES = {
 
 
 def family_of(name: str) -> Family:
-    """Return the settings for the family of this model; most models need no special ones."""
+    """Return the settings for this model's family; most models need no special settings."""
     plain = name.lower().replace("-", " ")
     return next((family for part, family in FAMILIES.items() if part in plain), Family())
 

@@ -284,7 +284,7 @@ class WaitingLine:
             self._leave(mine)
 
     async def in_gaps(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run this while no turn is running, restarting it whenever a turn interrupts it."""
+        """Run `work` while no turn is running, restarting it whenever a turn interrupts it."""
         patience = anyio.current_time() + self._patience_seconds
         while (left := patience - anyio.current_time()) > 0:
             with anyio.move_on_after(left) as waiting:
@@ -358,7 +358,7 @@ class ModelEnded(NoConnection):
 
 
 class ModelServer:
-    """One process, and the requests sent to it."""
+    """A model's process, and the requests sent to it."""
 
     def __init__(
         self,
@@ -466,12 +466,12 @@ _KEEPS = (
 )
 """The environment variables that configure Python, llama.cpp and graphics drivers."""
 LAST_LINES = 8
-"""How many lines of llama.cpp's output are kept while it loads; none are kept later."""
+"""How many lines of llama.cpp's output are kept while a model loads; later ones are dropped."""
 SHOWN = 200
 
 
 class ModelProcess:
-    """One process from start to end; it can be awaited from any event loop."""
+    """A model's process from start to end; it can be awaited from any event loop."""
 
     def __init__(self, order: Launch) -> None:
         self.order = order

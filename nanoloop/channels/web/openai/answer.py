@@ -80,7 +80,7 @@ class SharedAnswer:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether a repeated request should get this answer; not after a failure worth retrying."""
+        """Whether a repeated request gets this answer; False after a failure worth retrying."""
         if self.refusal is not None and self.refusal.headers.get(AGAIN) != "false":
             return False
         return not self.is_given_up
@@ -107,7 +107,7 @@ class SharedAnswer:
         self._changed = anyio.Event()
 
     async def ask(self) -> None:
-        """Start answering the question, unless that has been started already."""
+        """Start answering the question, unless that has already begun."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -134,7 +134,7 @@ class SharedAnswer:
             waker.set()
 
     async def _watch(self, asking: anyio.CancelScope) -> None:
-        """Cancel the answer if no client is connected for the grace period."""
+        """Cancel the answer if all clients stay away for the grace period."""
         while True:
             changed = self._changed
             seconds = inf if self._waiting else self._patience
@@ -282,7 +282,7 @@ class Completion:
     tool_calls: Sequence[Mapping[str, Any]] = ()
     """Tool calls for the client to run, in OpenAI's format."""
     files: Sequence[Mapping[str, Any]] = ()
-    """The files of the answer, as `/api` shows them."""
+    """The answer's files, in the format that `/api` uses."""
 
     @property
     def parts(self) -> list[dict[str, Any]]:
@@ -442,7 +442,7 @@ class SessionQuestion:
         return bool(owed)
 
     async def _found(self) -> Completion:
-        """Return the message's answer from the log; raises `Refusal` if it has none."""
+        """Return the message's answer from the log; raises `Refusal` if there is none."""
         name = str(self._message.message_id)
         said = await exchange_of(self._backend.parts.sessions.store, self._session, name)
         check_same(said[:1], self._message)
@@ -495,7 +495,7 @@ class SessionQuestion:
 
 
 def _not_to_be_sent_again(refusal: Refusal) -> Refusal:
-    """Mark a failure so that the client does not resend a message that the session has."""
+    """Mark a failure so that the client does not resend a message that the session already has."""
     refusal.headers[AGAIN] = "false"
     return refusal
 

@@ -69,7 +69,7 @@ Work = Callable[[Callable[[], Any]], Awaitable[Any]]
     takes_names=True,
 )
 async def complete(call: ApiCall, asked: ChatRequest) -> ASGIApp:
-    """Return the next answer of a conversation in OpenAI's format."""
+    """Return the next answer in a conversation, in OpenAI's format."""
     asked.check()
     session = session_name(call, asked)
     body = f"{session}\n{asked.model_dump_json()}"
@@ -295,7 +295,7 @@ class StatelessQuestion:
         waits: AbstractAsyncContextManager[None],
         sentences: Sentences,
     ) -> None:
-        """The turn runs within `waits`, which gives each owner a turn after another."""
+        """The turn runs within `waits`, which lets owners take turns."""
         self._asked = asked
         self._agent = agent
         self._provider = provider
@@ -316,7 +316,7 @@ class StatelessQuestion:
         )
 
     def give_up(self) -> None:
-        """Do nothing: no other part knows about the question."""
+        """Do nothing, because no other part of the program knows about the question."""
 
     def _turn(self, hear: OnText) -> Turn:
         session, agent, provider = self._asked.said, self._agent, self._provider

@@ -90,7 +90,7 @@ _LEAST_IMAGE = 1000
 
 
 def _bytes_beside_images(data: bytes) -> int:
-    """Return the size of a body without images, each of which extends to the next quote."""
+    """Return the size of a body without its images; an image ends before the next quote."""
     images, end = 0, 0
     while end >= 0 and (start := data.find(_IMAGE, end)) >= 0:
         end = data.find(b'"', start + len(_IMAGE))
@@ -326,7 +326,7 @@ def parted(messages: Sequence[Message]) -> tuple[str, list[Message]]:
 
 
 def new_parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the users' messages after the last answer, as parts; raises `Refusal` if none.
+    """Return users' messages after the last answer, as parts; raises `Refusal` if there are none.
 
     The session already has the earlier messages, and the agent has its own prompt.
     """
@@ -358,9 +358,11 @@ async def new_in(
     text = "\n\n".join(part["text"] for part in parts if part["type"] == "text")
     images = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
     if len(text) > TEXT_CHARS:
-        raise invalid_field("messages", f"at most {TEXT_CHARS} characters at a time")
+        raise invalid_field(
+            "messages", f"too much text: at most {TEXT_CHARS} characters are allowed"
+        )
     if len(images) > IMAGES_AT_ONCE:
-        raise invalid_field("messages", f"at most {IMAGES_AT_ONCE} images at a time")
+        raise invalid_field("messages", f"too many images: at most {IMAGES_AT_ONCE} are allowed")
     return text, [await _attached(backend, owner, url) for url in images]
 
 
