@@ -235,6 +235,10 @@ class Attachments:
             announce(FileUnreadable(file=name, error="NotReadable"))
         return opened
 
+    def _is_destroyed(self, attachment_id: str) -> bool:
+        """Whether its key is, so that a kill left the rest of it."""
+        return self._sealing is not None and self._sealing.is_destroyed(attachment_id)
+
     def _sealed(self, name: str, data: bytes) -> bytes:
         return data if self._sealing is None else self._sealing.sealed(name, data)
 
@@ -388,7 +392,8 @@ class Attachments:
             if not self._is_unsure(attachment_id):
                 return
             kept = self._known(attachment_id)
-            if kept is None and (self.folder / f"{attachment_id}.json").exists():
+            is_there = (self.folder / f"{attachment_id}.json").exists()
+            if kept is None and is_there and not self._is_destroyed(attachment_id):
                 return  # sealed with another key, with which it will turn out
             if kept is None or not set(kept.sessions or ()) - set(unused_by):
                 self._clear(attachment_id)

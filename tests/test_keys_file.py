@@ -1,12 +1,14 @@
 """The keys file: keys are there before they are used, and gone once they are destroyed."""
 
 import stat
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Event
 
 import pytest
 from cryptography.fernet import Fernet
 
-from nanoloop.errors import FileRefused, NotReadable
+from nanoloop.errors import DiskRefused, FileRefused, NotReadable
+from nanoloop.files import waited_lock
 from nanoloop.stores.encryption import KeySeal
 from nanoloop.stores.keys import KeyDestroyed, KeysWanted
 
@@ -141,3 +143,81 @@ def test_it_is_private_and_a_link_in_its_place_is_refused(opened, tmp_path):
     keys.path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FileRefused, match="is a link"):
         opened()
+
+
+def test_the_keys_of_another_store_are_refused_in_place_of_ones_own(opened, tmp_path):
+    keys = opened()
+    keys.add(["a-1"])
+    other = KeySeal(KEY, keys_file=tmp_path / "other.keys").keys_file
+    other.begin()
+    other.path.replace(keys.path)
+    for act in (keys.refresh, lambda: keys.add(["a-2"])):
+        with pytest.raises(NotReadable, match="was replaced by that of another store"):
+            act()
+
+
+def test_to_destroy_a_key_while_the_file_is_away_is_refused(opened, tmp_path):
+    keys = opened()
+    keys.add(["a-1"])
+    keys.path.rename(tmp_path / "away")
+    for destroyed in ({"names": ["a-1"]}, {"all_of": {"a": ""}}):
+        with pytest.raises(NotReadable, match="is gone: restore it"):
+            keys.destroy(**destroyed)
+
+
+def test_what_another_process_added_is_on_the_disk_before_it_is_used(opened, monkeypatch):
+    keys, other, synced = opened(), opened(), []
+    with monkeypatch.context() as patched:  # as if it was killed right before
+        patched.setattr("nanoloop.stores.keys.os.fsync", lambda _: None)
+        other.add(["a-1"])
+    monkeypatch.setattr("nanoloop.stores.keys.os.fsync", synced.append)
+    assert keys.missing(["a-1"]) == []
+    assert len(synced) == 1
+    assert keys.missing(["a-1"]) == []
+    assert len(synced) == 1
+
+
+def test_who_reads_does_not_wait_for_who_waits_to_change_the_file(opened, monkeypatch):
+    keys, waits = opened(), Event()
+    keys.add(["a-1"])
+    sealed = keys.seal(["a-1"], b"said", PLACE)
+    keys = opened()
+    monkeypatch.setattr("nanoloop.files.time.sleep", lambda _: waits.set())
+    with ThreadPoolExecutor(2) as pool:
+        with waited_lock(keys.path.with_name(f"{keys.path.name}.lock")):  # another process has it
+            adding = pool.submit(keys.add, ["b-1"])
+            waits.wait()
+            reading = pool.submit(keys.open, sealed, PLACE)
+            wait([reading, adding], return_when="FIRST_COMPLETED")
+            assert (reading.done(), adding.done()) == (True, False)
+        adding.result()
+    assert opened().missing(["a-1", "b-1"]) == []
+
+
+def test_an_older_copy_that_is_put_back_is_read_as_it_is(opened, tmp_path):
+    keys, other = opened(), opened()
+    keys.add(["a-1"])
+    older, newest = tmp_path / "older", tmp_path / "newest"
+    older.write_bytes(keys.path.read_bytes())
+    keys.add(["a-2"])
+    other.add(["a-3"])
+    newest.write_bytes(keys.path.read_bytes())
+    older.replace(keys.path)
+    assert keys.missing(["a-1", "a-2"]) == ["a-2"]
+    with pytest.raises(NotReadable, match="restore the newest version of the keys file"):
+        keys.check_has("a-2")
+    opened().add(["a-4", "a-5"])
+    for each in (keys, other, opened()):
+        assert each.missing(["a-1", "a-2", "a-3", "a-4", "a-5"]) == ["a-2", "a-3"]
+        each.add(["a-6"])
+    newest.replace(keys.path)
+    assert other.missing(["a-1", "a-2", "a-3", "a-4"]) == ["a-4"]
+
+
+def test_a_file_that_cannot_be_read_is_refused_in_a_sentence(opened):
+    keys = opened()
+    keys.path.unlink()
+    keys.path.mkdir()
+    for act in (keys.refresh, lambda: keys.add(["a-1"])):
+        with pytest.raises(DiskRefused, match="there is a folder in place of the file"):
+            act()

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from secrets import token_bytes, token_hex
-from threading import RLock
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any
 
 from nanoloop.bounded import BoundedDict
@@ -28,7 +28,7 @@ from nanoloop.files import (
     waited_lock,
     write_all,
 )
-from nanoloop.session.head import ABOUT
+from nanoloop.session.head import ABOUT, WAITING
 from nanoloop.session.speech import (
     Person,
     erased_quote,
@@ -77,6 +77,7 @@ class KeysFile:
         self.path = path
         self._seal = seal
         self._guard = RLock()
+        self._changing = Lock()
         self.id = ""
         """The file's random name; "" while there is none."""
         self._keys: dict[str, str] = {}
@@ -84,6 +85,8 @@ class KeysFile:
         self._edition = ""
         """A random name that changes whenever the file is replaced."""
         self._end = 0
+        self._last = b""
+        """The last line that was read, which ends there."""
         self._stamp: _Stamp | None = None
         self._ciphers: BoundedDict[str, Cipher] = BoundedDict(KEPT_CIPHERS)
 
@@ -129,15 +132,15 @@ class KeysFile:
         self.refresh()
         return [name for name in dict.fromkeys(names) if name not in self._keys]
 
-    def add(self, names: Iterable[str]) -> None:
-        """Create the missing ones among these keys; they are durable on return.
+    def add(self, names: Iterable[str]) -> str:
+        """Create the missing ones among these keys, durable on return; return the last name.
 
         Raise `KeyDestroyed` if one of them was destroyed.
         """
         names = [*names]
         with self._alone() as is_there:
             if not is_there:
-                raise NotReadable(f"the keys file {self.path} is gone: restore it")
+                raise self._gone_itself()
             if any(map(self.is_gone, names)):
                 raise KeyDestroyed
             fresh = {
@@ -147,6 +150,12 @@ class KeysFile:
             }
             if fresh:
                 self._append(fresh)
+        return names[-1]
+
+    def check_has(self, name: str) -> None:
+        """Raise `NotReadable` if this key is missing, as in an older version of the file."""
+        if not (self.has(name) or self.is_gone(name)):
+            raise self._lacks(name)
 
     def destroy(
         self,
@@ -163,8 +172,10 @@ class KeysFile:
         with self._alone() as is_there:
             named = [name for name in names if not self.is_gone(name)]
             owners = {owner for owner in whole if owner not in self._gone}
-            if not is_there or not (named or owners):
+            if not (named or owners):
                 return
+            if not is_there:  # it may come back, with these keys
+                raise self._gone_itself()
             gone = {n: s for n, s in self._gone.items() if n.partition("-")[0] not in owners}
             gone |= dict.fromkeys(named, (moment, ""))
             gone |= {owner: (moment, self._note(owner, whole[owner])) for owner in sorted(owners)}
@@ -240,10 +251,7 @@ class KeysFile:
             if any(self.is_gone(name) for name in names):
                 raise KeyDestroyed
             if lacking := [name for name in names if name not in self._keys]:
-                raise NotReadable(
-                    f"a key is missing in {self.path} ({lacking[0]}): restore the newest version "
-                    "of the keys file"
-                )
+                raise self._lacks(lacking[0])
             self._ciphers[joined] = made = self._seal.cipher([self._key(name) for name in names])
             return made
 
@@ -279,16 +287,29 @@ class KeysFile:
         Raise `NotReadable` if the file was damaged.
         """
         try:
-            there = self.path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return
+            if (there := self._changed()) is not None:
+                with self._guard:
+                    self._read(there)
+        except StoreError:
+            raise
         except OSError as error:
             raise DiskRefused(self.path, refusal(error)) from error
-        if _stamp_of(there) != self._stamp:
-            with self._guard:
-                self._read(there)
 
-    def _read(self, there: os.stat_result) -> None:
+    def is_behind(self) -> bool:
+        """Return True if others changed the file; `refresh` may then take long."""
+        try:
+            return self._changed() is not None
+        except OSError:  # as `refresh` will say
+            return True
+
+    def _changed(self) -> os.stat_result | None:
+        try:
+            there = self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return there if _stamp_of(there) != self._stamp else None
+
+    def _read(self, there: os.stat_result, *, is_ours: bool = False) -> None:
         """Read the new lines, or all of them if the file was replaced."""
         fd = open_file(self.path)
         try:
@@ -296,22 +317,32 @@ class KeysFile:
             if header is None:
                 raise self._invalid("is not a keys file")
             file_id, edition = header[1].decode(), header[2].decode()
-            is_same = edition == self._edition
+            if self.id not in {"", file_id}:
+                raise self._invalid("was replaced by that of another store")
+            # An older copy that was put back is of the same edition.
+            is_same = edition == self._edition and self._last == os.pread(
+                fd, len(self._last), self._end - len(self._last)
+            )
             data = _read_from(fd, self._end if is_same else _HEADER_BYTES)
+            if not is_ours:  # another process may have been killed before that
+                os.fsync(fd)
         finally:
             os.close(fd)
         # What a kill cut off was never used.
         whole = data[: data.rfind(b"\n") + 1]
-        keys, gone = (self._keys, self._gone) if is_same else ({}, {})
         try:
             fresh_keys, fresh_gone = _parsed(whole.decode())
         except ValueError:
             raise self._invalid("was changed by something else") from None
-        keys, gone = keys | fresh_keys, gone | fresh_gone
+        keys, gone = (self._keys, self._gone) if is_same else ({}, {})
+        keys.update(fresh_keys)
+        gone.update(fresh_gone)
         if len(keys) + len(gone) < int(header[3]):
             raise self._invalid("ends too early, so that keys are missing")
         self._keys, self._gone, self.id, self._edition = keys, gone, file_id, edition
         self._end = (self._end if is_same else _HEADER_BYTES) + len(whole)
+        if whole or not is_same:
+            self._last = whole[whole.rfind(b"\n", 0, -1) + 1 :]
         self._stamp = _stamp_of(there)
         if not is_same:
             self._ciphers.clear()
@@ -321,6 +352,14 @@ class KeysFile:
             f"the keys file {self.path} {what}: restore its newest copy; nothing was written"
         )
 
+    def _lacks(self, name: str) -> NotReadable:
+        return NotReadable(
+            f"a key is missing in {self.path} ({name}): restore the newest version of the keys file"
+        )
+
+    def _gone_itself(self) -> NotReadable:
+        return NotReadable(f"the keys file {self.path} is gone: restore it")
+
     def _append(self, fresh: Mapping[str, str]) -> None:
         fd = open_file(self.path, os.O_RDWR)
         try:
@@ -329,14 +368,12 @@ class KeysFile:
             added = "".join(f"{name} {token}\n" for name, token in fresh.items()).encode()
             write_all(fd, added)
             os.fsync(fd)
-            self._keys |= fresh
             # Behind the keys, so that it never counts one that is not there.
-            header = self._header(self.id, self._edition, len(self._keys) + len(self._gone))
-            os.pwrite(fd, header.encode(), 0)
-            self._end += len(added)
-            self._stamp = _stamp_of(os.fstat(fd))
+            lines = len({*self._keys, *fresh}) + len(self._gone)
+            os.pwrite(fd, self._header(self.id, self._edition, lines).encode(), 0)
         finally:
             os.close(fd)
+        self._read_again()
 
     def _replace(
         self, keys: Mapping[str, str], gone: Mapping[str, tuple[float, str]], *, file_id: str
@@ -346,15 +383,22 @@ class KeysFile:
         for name, (at, note) in gone.items():
             lines.append(" ".join(filter(None, (name, _GONE, f"{at:.3f}", note))) + "\n")
         replace_file(self.path, (header + "".join(lines)).encode(), durable=True)
-        self._read(self.path.stat())
+        self._read_again()
+
+    def _read_again(self) -> None:
+        with self._guard:
+            self._read(self.path.stat(), is_ours=True)
 
     def _header(self, file_id: str, edition: str, lines: int) -> str:
         return f"nanoloop-keys 1 {file_id} {edition} {lines:012}\n"
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Keep others from changing the file; yield True if it exists. This blocks."""
-        with self._guard:
+        """Keep others from changing the file; yield True if it exists. This blocks.
+
+        Threads that only read don't wait meanwhile.
+        """
+        with self._changing:
             try:
                 make_folder(self.path.parent)
                 with waited_lock(self.path.with_name(f"{self.path.name}.lock")):
@@ -464,6 +508,21 @@ def apart(
     names = keys.of([keys.person(sender)] if sender else [])
     metadata = with_quotes(metadata, told) if told else metadata
     return {**said, "metadata": metadata}, names, pieces
+
+
+def apart_in(name: str, value: Any, keys: SessionKeys, pieces: list[Piece]) -> Any:
+    """Return a section without what has other keys than the rest, and add that to the pieces."""
+    if name == ABOUT and value.get("title"):
+        pieces.append((value["title"], keys.mixed))
+        return {**value, "title": {PIECE: 0}}
+    if name != WAITING:
+        return value
+    places = []
+    for item in value:
+        told, own, _ = apart(item, keys, pieces)
+        places.append({PIECE: len(pieces)})
+        pieces.append((told, own))
+    return places
 
 
 def beside(where: bytes, pieces: Any) -> bytes:

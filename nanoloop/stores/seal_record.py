@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 MARK = "n2"
 """The start of each encrypted text; texts of earlier versions can be decrypted in any place."""
 SEALED = "_sealed"
+LOOKED_AT = 64
+"""How many sessions of a store without a record are looked at before it is used."""
 RECORD = "nanoloop:seal"
 """The key to which a store's seal record is bound."""
 NO_KEY = (

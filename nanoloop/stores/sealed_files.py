@@ -71,10 +71,16 @@ class FolderSealing:
 
     def destroy(self, name: str) -> None:
         """Destroy the key of the files with this name, so that no copy can be decrypted."""
+        if self._sealing.record is None:  # as in `opened`
+            self._read_record()
         if self._keys_file is not None:
             key = self._key_of(name)
             if not self._keys_file.missing([key]):
                 self._keys_file.destroy([key])
+
+    def is_destroyed(self, name: str) -> bool:
+        """Return True if the key of the files with this name was destroyed."""
+        return self._keys_file is not None and self._keys_file.is_gone(self._key_of(name))
 
     @property
     def _keys_file(self) -> KeysFile | None:
@@ -125,6 +131,7 @@ class FolderSealing:
             if is_sealed and sealing.record is not None:
                 text, where = data.decode(), self._place(name)
                 if text.startswith(MARK_OF_KEYS) and sealing.keys_file is not None:
+                    sealing.keys_file.refresh()
                     return sealing.keys_file.open(text, where)
                 return sealing.seal.open(text, where)
         if is_sealed or sealing.is_strict:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace as changed
-from itertools import chain, pairwise
+from itertools import chain
 from secrets import token_bytes, token_hex
 from threading import Lock
 from typing import Any
@@ -22,7 +22,6 @@ from nanoloop.session.speech import Person, people_in
 from nanoloop.stores.database import COMMIT_ID, Commit, Database, StoredSession
 from nanoloop.stores.keys import (
     MARK_OF_KEYS,
-    PIECE,
     PIECES,
     KeyDestroyed,
     KeysFile,
@@ -30,12 +29,14 @@ from nanoloop.stores.keys import (
     Piece,
     SessionKeys,
     apart,
+    apart_in,
     beside,
     nth,
     together,
     together_in,
 )
 from nanoloop.stores.seal_record import (
+    LOOKED_AT,
     MARK,
     NO_KEY,
     NO_KEYS_FILE,
@@ -52,6 +53,7 @@ from nanoloop.stores.snapshot import (
     STATE,
     SealedState,
     StoredSnapshot,
+    check_numbers,
     decoding,
     merged,
     without_lost,
@@ -243,7 +245,8 @@ class Sealing:
         state = head.get(STATE)
         if self.keys_file is None or not isinstance(state, Mapping) or "edition" not in state:
             return False
-        return self._is_destroyed(str(state.get("born")), refresh=True)
+        born = str(state.get("born"))
+        return born in state.get("dying", ()) or self._is_destroyed(born, refresh=True)
 
     def _is_destroyed(self, name: str, *, refresh: bool = False) -> bool:
         if self.keys_file is None:
@@ -296,22 +299,25 @@ class Sealing:
         while True:
             try:
                 sealed, after = self._changes(session_id, changes, state)
-                left = [self._sealed(entry, session_id, state) for entry in rewritten]
+                left = [
+                    entry if is_sealed(entry.content) else self._sealed(entry, session_id, state)
+                    for entry in rewritten
+                ]
                 break
             except KeysWanted as wanted:
                 if not may_add:
                     raise
-                self._add(wanted.names, changes, state)
+                state = changed(state, newest=self._add(wanted.names, changes, state))
         commit = Commit.of(session_id, sealed, rewritten=left, erased=erased, shrinks=shrinks)
         return changed(commit, head=self._tagged(commit.head, session_id, after))
 
-    def _add(self, names: Iterable[str], changes: Changes, state: SealedState) -> None:
-        """Make these keys, and the other keys that these changes need; this blocks."""
+    def _add(self, names: Iterable[str], changes: Changes, state: SealedState) -> str:
+        """Make these keys and others that these changes need; return the last. This blocks."""
         keys = self.keys_of(state)
         people = {keys.person(p): p for entry in changes.entries for p in people_in(entry)}
         owned = (keys.of([person]) for person in people)
         assert self.keys_file is not None  # noqa: S101 - its keys were named before
-        self.keys_file.add([*keys.log, *keys.mixed, *names, *chain.from_iterable(owned)])
+        return self.keys_file.add([*keys.log, *keys.mixed, *names, *chain.from_iterable(owned)])
 
     def _changes(
         self, session_id: str, changes: Changes, state: SealedState
@@ -332,6 +338,8 @@ class Sealing:
         keys = self.keys_of(state)
         if self.keys_file is None or self._is_destroyed(state.born, refresh=True):
             raise SessionNotFound(session_id)
+        if state.newest:
+            self.keys_file.check_has(state.newest)
         while any(map(self._is_destroyed, keys.mixed)):  # as in a restored store
             state = changed(state, edition=state.edition + 1)
             keys = self.keys_of(state)
@@ -393,16 +401,7 @@ class Sealing:
             return {**readable, **self._form(value, where)}
         keys, pieces = self.keys_of(state), list[Piece]()
         names = keys.log if name in {ABOUT, SETTINGS, WAITING} else keys.mixed
-        if name == ABOUT and value.get("title"):
-            pieces.append((value["title"], keys.mixed))
-            value = {**value, "title": {PIECE: 0}}
-        elif name == WAITING:
-            places = []
-            for item in value:
-                told, own, _ = apart(item, keys, pieces)
-                places.append({PIECE: len(pieces)})
-                pieces.append((told, own))
-            value = places
+        value = apart_in(name, value, keys, pieces)
         return {**readable, **self._form(value, where, names, pieces)}
 
     def _place_of_part(self, session_id: str, name: str, state: SealedState) -> bytes:
@@ -544,16 +543,8 @@ class Sealing:
         last: int,
     ) -> None:
         """Raise `SessionDamaged` if an entry up to `last` is missing, or any is out of order."""
-        if state is None or not self._is_strict_in(state):
-            return
-        numbers = [entry.seq for entry in entries]
-        if all(b - a == 1 for a, b in pairwise([after, *numbers, max(last, *numbers[-1:], 0) + 1])):
-            return
-        if any(b <= a for a, b in pairwise([after, *numbers])):
-            raise SessionDamaged(session_id, "its entries are out of order")
-        missing = {*range(after + 1, last + 1)}.difference(numbers)
-        if lost := [number for number in missing if not state.is_gone(number)]:
-            raise SessionDamaged(session_id, f"entry {min(lost)} is missing")
+        if state is not None and self._is_strict_in(state):
+            check_numbers([entry.seq for entry in entries], session_id, state, after, last)
 
     def _shown(self, item: Any, session_id: str, state: SealedState | None) -> Any:
         is_entry = isinstance(item, dict)
@@ -678,13 +669,20 @@ class Sealing:
         state = snapshot.state
         if state is None or not state.is_keyed or not self.is_keyed:
             return None
-        revision = int(stored.head["rev"])
-        head = {k: v for k, v in stored.head.items() if k not in {STATE, COMMIT_ID}}
-        commit = Commit.of(
-            snapshot.name,
-            Changes(revision=revision, entries=(), head=head, sections={}, tick=0),
-        )
-        return changed(commit, head=self._tagged(commit.head, snapshot.name, state))
+        return self._in_state(snapshot.name, stored.head, state)
+
+    def ending(self, session_id: str, head: Mapping[str, Any]) -> Commit | None:
+        """Return the commit after which nobody can write to a session with its own keys."""
+        state = self.state(head, session_id)
+        if state is None or not state.is_keyed:
+            return None
+        return self._in_state(session_id, head, changed(state, dying=(*state.dying, state.born)))
+
+    def _in_state(self, session_id: str, head: Mapping[str, Any], state: SealedState) -> Commit:
+        plain = {k: v for k, v in head.items() if k not in {STATE, COMMIT_ID}}
+        changes = Changes(revision=int(head["rev"]), entries=(), head=plain, sections={}, tick=0)
+        commit = Commit.of(session_id, changes)
+        return changed(commit, head=self._tagged(commit.head, session_id, state))
 
     def _is_settled(self, token: str) -> bool:
         """Return True if the text is encrypted as it would be now."""
@@ -694,7 +692,3 @@ class Sealing:
 
     def _is_of_first(self, token: str) -> bool:
         return self.seal is not None and token.startswith(f"{MARK}.{self.seal.names[0]}.")
-
-
-LOOKED_AT = 64
-"""How many of its sessions are examined before a store without a record is used."""

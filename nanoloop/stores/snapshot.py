@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from nanoloop.errors import NanoloopError, SessionDamaged, StoreError
@@ -49,6 +50,8 @@ class SealedState:
     """The number of the key for texts made from several people's words; 0 without own keys."""
     dying: tuple[str, ...] = ()
     """Names of keys that are about to be destroyed, so nothing more is encrypted with them."""
+    newest: str = ""
+    """The session's newest key; a keys file without it is an older copy."""
     askers: Askers = field(default_factory=Askers)
     """Digests of the people whose words the newest turn may contain."""
 
@@ -68,7 +71,8 @@ class SealedState:
         if not self.is_keyed:
             return said
         asked = {"people": [*self.askers.people], "answered": self.askers.is_answered}
-        return {**said, "edition": self.edition, "dying": [*self.dying], **asked}
+        keys = {"edition": self.edition, "dying": [*self.dying], "newest": self.newest}
+        return {**said, **keys, **asked}
 
     @classmethod
     def of(cls, said: Mapping[str, Any], *, revision: int) -> SealedState:
@@ -83,6 +87,7 @@ class SealedState:
             is_whole=said["whole"] is True,
             edition=int(said.get("edition", 0)),
             dying=tuple(map(str, said.get("dying", ()))),
+            newest=str(said.get("newest", "")),
             askers=Askers(
                 tuple(map(str, said.get("people", ()))),
                 is_answered=said.get("answered", True) is True,
@@ -158,6 +163,19 @@ def merged(
         else:
             found.append((first, last))
     return tuple(found)
+
+
+def check_numbers(
+    numbers: Sequence[int], session_id: str, state: SealedState, after: int, last: int
+) -> None:
+    """Raise `SessionDamaged` if an entry up to `last` is missing, or any is out of order."""
+    if all(b - a == 1 for a, b in pairwise([after, *numbers, max(last, *numbers[-1:], 0) + 1])):
+        return
+    if any(b <= a for a, b in pairwise([after, *numbers])):
+        raise SessionDamaged(session_id, "its entries are out of order")
+    missing = {*range(after + 1, last + 1)}.difference(numbers)
+    if lost := [number for number in missing if not state.is_gone(number)]:
+        raise SessionDamaged(session_id, f"entry {min(lost)} is missing")
 
 
 def without_lost(

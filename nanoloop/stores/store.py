@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace as changed
@@ -50,7 +49,6 @@ from nanoloop.stores.keys import KeyDestroyed, KeysWanted
 from nanoloop.stores.seal_record import RECORD
 from nanoloop.stores.sealing import Sealing
 from nanoloop.stores.snapshot import (
-    STATE,
     SealedState,
     StoredSnapshot,
     decoding,
@@ -62,7 +60,7 @@ from nanoloop.stores.snapshot import (
     state_in,
     window_start,
 )
-from nanoloop.stores.sweep import SWEEP_SECONDS, sweep
+from nanoloop.stores.sweep import SWEEP_SECONDS, delete, destroy_replaced, end, settle, sweep
 from nanoloop.writing import WriteOrder
 
 WORDS_AT_ONCE = 500
@@ -155,6 +153,7 @@ class DatabaseStore:
             self._tried.note(session, changes, commit)
             if await (await self._ready()).insert(commit, over=over):
                 self._heard(session, changes, commit)
+                await destroy_replaced(self.sealing, session.id, old)
                 return
 
     async def get(self, session_id: str) -> Session:
@@ -381,8 +380,7 @@ class DatabaseStore:
         state = await self._state(session, session.revision)
         left = [*(entry.erased() for entry in words.gone.values()), *words.left.values()]
         if not left and session.last_seq:  # files are only cleaned where an entry is rewritten
-            page = await self._at(session.id, session.last_seq)
-            left = [self.sealing.entry(entry, session.id, state) for entry in page]
+            left = [*await self._at(session.id, session.last_seq)]
         left.sort(key=lambda entry: entry.seq)
         erased = {"rewritten": left, "gone": [*words.gone], "erases": [person]}
         while not await self._commit_erased(session, state, **erased):
@@ -414,38 +412,7 @@ class DatabaseStore:
         await self.order.write(session_id, lambda: self._delete(session_id))
 
     async def _delete(self, session_id: str) -> None:
-        database = await self._ready()
-        with suppress(SessionDamaged):  # what it says of its keys may not be true
-            await self._destroy_all([(session_id, await database.head(session_id))])
-        await database.delete(session_id)
-        await self._settle()
-
-    async def _destroy_all(self, found: Sequence[tuple[str, Mapping[str, Any] | None]]) -> None:
-        """Destroy all keys of these sessions, which makes every copy unreadable."""
-        keys_file, record = self.sealing.keys_file, self.sealing.record
-        born = {}
-        for session_id, head in found:
-            state = None if head is None else self.sealing.state(head, session_id)
-            if state is not None and state.is_keyed and record is not None:
-                born[state.born] = json.dumps([record.id, session_id])
-        if born and keys_file is not None:
-            await wrap(keys_file.destroy)(all_of=born)
-
-    async def _settle(self) -> None:
-        """Delete sessions whose keys were all destroyed before a kill interrupted the deletion."""
-        keys_file, record = self.sealing.keys_file, self.sealing.record
-        if keys_file is None or record is None:
-            return
-        settled = []
-        for born, note in keys_file.unsettled().items():
-            store_id, session_id = json.loads(note or '["", ""]')
-            if store_id == record.id:
-                head = await self.database.head(session_id)
-                if head is not None and head.get(STATE, {}).get("born") == born:
-                    await self.database.delete(session_id)
-                settled.append(born)
-        if settled:
-            await wrap(keys_file.settle)(settled)
+        await delete(self.sealing, await self._ready(), session_id)
 
     async def snapshot(self, session_id: str) -> StoredSnapshot:
         """Return everything stored about a session, for another store; same errors as `get`."""
@@ -469,6 +436,7 @@ class DatabaseStore:
             if await (await self._ready()).insert(
                 commit, over=None if old is None else int(old["rev"])
             ):
+                await destroy_replaced(self.sealing, name, old)
                 return
 
     # All sessions
@@ -503,14 +471,14 @@ class DatabaseStore:
         database = await self._ready()
         if self.sealing.is_keyed:
             expired = [
-                (str(stored.sections[ABOUT]["id"]), stored.head)
+                stored
                 async for stored in database.glances(now=0)
                 if isinstance(stored, StoredSession) and has_expired(stored.head, self.clock())
             ]
-            await self._destroy_all(expired)
+            await end(self.sealing, database, expired)
         removed = await database.delete_expired(now=self._now())
         if self.sealing.is_keyed:
-            await self._settle()
+            await settle(self.sealing, database, self.order)
         return removed
 
     async def has_heard(self, chat: str, message_id: str) -> bool:
@@ -615,6 +583,9 @@ class DatabaseStore:
         if not self._is_ready or (self.sealing.seal and self.sealing.record is None):
             await self.sealing.read(self.database)
             self._is_ready = True
+        keys_file = self.sealing.keys_file if self.sealing.is_keyed else None
+        if keys_file is not None and keys_file.is_behind():
+            await wrap(keys_file.refresh)()
         return self.database
 
     # Encryption
