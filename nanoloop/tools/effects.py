@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 UNKNOWN = "unknown"
 """Metadata key for the result of an interrupted call, which may have taken effect."""
 AGAIN = "again"
-"""Metadata key for the result of a call that failed without being certain to have had no effect.
+"""Metadata key for the result of a failed call that may still have had an effect.
 
-It has the call's id and attempts, which an equal call continues: what was sent may still arrive.
+The value has the call's id and its number of attempts, which an equal call takes over.
 """
 MOST_ATTEMPTS = 10
-"""How often an interrupted call is started at most: the call itself may end the process."""
+"""How often an interrupted call is started at most, since the call itself may end the process."""
 _DONE = (
     "Already done: the same call, with the same arguments, succeeded earlier in this turn and was "
     "not run again. Its result was:\n"
@@ -202,9 +202,9 @@ def with_ids(calls: Sequence[ToolCall]) -> list[ToolCall]:
 def close_calls(
     session: Session, why: str, *, since: int = 0, but: Callable[[Entry], bool] | None = None
 ) -> None:
-    """Record, for each call from `since` on without a result, why it has none.
+    """Record why the calls from `since` on that lack a result have none.
 
-    Those that `but` accepts stay open.
+    Calls that `but` accepts stay open.
     """
     for call in open_calls([e for e in session.window if e.seq >= since]):
         if but is None or not but(call):
@@ -215,7 +215,7 @@ def close_calls(
 
 
 def _as_written(arguments: Any) -> str:
-    """Return the arguments as JSON; invalid ones were kept as text."""
+    """Return the arguments as JSON; invalid arguments are already text."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
