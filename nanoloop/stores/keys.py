@@ -125,12 +125,12 @@ class KeysFile:
         return self._gone[name][0] if name in self._gone else None
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Return the missing ones among these keys, after reading what other processes added."""
+        """Return which of these keys are missing, after reading what other processes added."""
         self.refresh()
         return [name for name in dict.fromkeys(names) if name not in self._keys]
 
     def add(self, names: Iterable[str]) -> None:
-        """Create the missing ones among these keys; they are durable on return.
+        """Create whichever of these keys are missing; they are durable on return.
 
         Raise `KeyDestroyed` if one of them was destroyed.
         """
@@ -205,7 +205,7 @@ class KeysFile:
     # Sealing
 
     def seal(self, names: Sequence[str], data: bytes, place: bytes) -> str:
-        """Return these bytes as text that takes all of these keys, and this place, to decrypt.
+        """Encrypt these bytes as text that only all of these keys and this place can decrypt.
 
         Raise `KeysWanted` if one of the keys has yet to be made.
         """
@@ -378,7 +378,7 @@ class SessionKeys:
         self._born = born
         self._dying = dying
         self.log = (f"{born}-log",)
-        """The key for what no person said."""
+        """The key for texts that are nobody's words."""
         self.mixed = (f"{born}-mixed-{edition}",)
         """The key for texts made from several people's words."""
 

@@ -317,7 +317,7 @@ return {
   table.concat(lines, '\\n'), kept.past,
 }
 """)
-"""Read a session: given `window`, with the entries of its window; given `about`, without."""
+"""Read a session, with its window's entries for `window`, or without entries for `about`."""
 
 BETWEEN = Script("""#!lua flags=no-writes
 local session, entries = unpack(KEYS)

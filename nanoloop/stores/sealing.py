@@ -103,7 +103,7 @@ class Sealing:
                 return
 
     async def prepare(self, database: Database, *, now: int) -> None:
-        """Add the key that encrypts from now on to the store's record."""
+        """Add to the store's record the key that encrypts from now on."""
         while not self.may_write:
             was = await database.bound(RECORD)
             if was is None:
@@ -165,7 +165,7 @@ class Sealing:
         return self.is_strict or (state is not None and state.is_whole)
 
     def learn(self, text: str) -> None:
-        """Use this record of the store; raise `NotReadable` if one of its keys is missing."""
+        """Use this record from the store; raise `NotReadable` if one of its keys is missing."""
         record = SealRecord.of(text, self.seal)
         if record.keys_id:
             if self.keys_file is None:
@@ -200,7 +200,7 @@ class Sealing:
         return self._in(changed(self.record, keys_id=keys_id))
 
     def completed(self) -> str:
-        """Return the record which states that everything is encrypted with the first key."""
+        """Return a record that states that everything is encrypted with the first key."""
         assert self.seal is not None  # noqa: S101 - as above
         assert self.record is not None  # noqa: S101 - something was sealed before
         return self._in(changed(self.record, keys=self.seal.names[:1], is_whole=True))
@@ -411,7 +411,7 @@ class Sealing:
     def _head(
         self, head: Mapping[str, Any], session_id: str, state: SealedState
     ) -> Mapping[str, Any]:
-        """Return the head, with entries encrypted that only a handler's window contains."""
+        """Return the head, after encrypting any entries that only a handler's window contains."""
         names = self.keys_of(state).mixed if state.is_keyed else ()
         shown = [
             self._sealed(entries_in([item])[0], session_id, state, names).to_dict()
@@ -697,4 +697,4 @@ class Sealing:
 
 
 LOOKED_AT = 64
-"""How many of its sessions are examined before a store without a record is used."""
+"""How many sessions are examined before a store without a record is used."""

@@ -54,7 +54,7 @@ class SealedState:
 
     @property
     def is_keyed(self) -> bool:
-        """True if the session, and each person in it, has a key of their own."""
+        """True if the session and each person in it have their own keys."""
         return self.edition > 0
 
     def said(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class SealedState:
         )
 
     def is_gone(self, seq: int) -> bool:
-        """Return True if nothing may be left of this entry."""
+        """Return True if this entry was erased or lost, so that no trace of it may remain."""
         return any(first <= seq <= last for first, last in self.gone)
 
 
@@ -347,7 +347,7 @@ class MendedHead(dict[str, Any]):
     """A head whose invalid numbers were replaced, in a way that loses no message."""
 
     names: tuple[str, ...] = ()
-    """The names of these numbers."""
+    """The names of the replaced numbers."""
 
 
 def _mended(head: Mapping[str, Any]) -> Mapping[str, Any]:

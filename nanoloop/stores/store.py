@@ -89,7 +89,7 @@ class DatabaseStore:
         self._tried = TriedCommits()
         self._closed = anyio.Event()
         self._is_ready = False
-        """True once the record of the encryption was read."""
+        """True once the encryption record was read."""
         self._swept_in: TaskGroup | None = None
         self.sweep_seconds: float = SWEEP_SECONDS
         """How often expired data is removed, inside `async with`."""
@@ -352,7 +352,7 @@ class DatabaseStore:
                 await wrap(keys_file.destroy)(state.dying)
 
     async def words_of(self, session_id: str, person: Person) -> ErasedWords:
-        """Return all that this person said in a session, even if undone, with the answers.
+        """Return everything that this person said in a session, even if undone, with the answers.
 
         The errors are those of `get`.
         """

@@ -30,13 +30,13 @@ from nanoloop.stores.snapshot import expiry, owed_session
 LOCK = ".lock"
 """The folder of locks on session names, where earlier versions locked a file."""
 MARK = ".mark"
-"""The file in that folder that all marks for pending work are links to."""
+"""The file in the lock folder to which all marks for pending work are links."""
 KEYS = "keys"
 """The folder of key bindings."""
 KEYS_LOCK = ".keys"
 """The file that is locked while a binding is checked and replaced."""
 NODES = "nodes"
-"""The folder for the living processes' files."""
+"""The folder with a file for each living process."""
 BATCH = 64
 """How many files a thread reads in one go."""
 

@@ -24,7 +24,7 @@ def kinds_owed(head: Mapping[str, Any]) -> frozenset[str]:
 
 
 class OwedMarks:
-    """The marks in one folder: a session without work may have one, but none with work lacks one.
+    """The marks in one folder: every session with work has one, and sessions without may have one.
 
     A mark is made before a commit that adds work, and removed after the commit that finishes it. To
     add or remove a mark, lock the session's file, or its name if there is no file. All marks are

@@ -87,7 +87,7 @@ Durability = Literal["flush", "fsync"]
 WRITERS: Mapping[Durability, int] = {"flush": 1, "fsync": 8}
 """How many threads only write commits, so that long reads never delay a save.
 
-If no disk must be waited for, a second thread would only take turns with the first.
+With `flush`, no disk is waited for, so a second thread would not speed anything up.
 """
 BETWEEN_TRIES_SECONDS = (0.0005, 0.005)
 """The range of the pause between two attempts to lock a session."""

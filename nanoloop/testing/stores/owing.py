@@ -62,7 +62,7 @@ async def entries(store: Store, name: str = "s") -> list[str]:
 
 
 async def held(store: Store, node: Node) -> frozenset[str]:
-    """Return which of the accounts that this process wants it is granted."""
+    """Return which of its wanted accounts this process is granted."""
     return next(each.holds for each in await store.beat(node) if each.id == node.id)
 
 
