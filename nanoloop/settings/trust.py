@@ -92,7 +92,7 @@ class Trust:
     def answer(self, path: Path, digest: str, *, is_trusted: bool) -> None:
         """Store the user's answer about this content; it replaces any earlier answer.
 
-        Raise `SettingsError` if it can't be written.
+        Raise `SettingsError` if the answer can't be stored.
         """
         self._keep(path, {"sha256": digest, "trusted": is_trusted})
 
