@@ -29,7 +29,7 @@ ALONE_SECONDS = 10
 
 
 class Index:
-    """The index of turns, by session and entry number, and of the words in them.
+    """An index of turns by session and entry number, and of the words in the turns.
 
     `path` is the file; with None, the index is kept in memory.
     """
