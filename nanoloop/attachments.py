@@ -367,7 +367,7 @@ class Attachments:
         return _time_of(mark) < time.time() - UNUSED_SECONDS
 
     def tidy(self) -> None:
-        """Remove the unfinished files of killed processes; it blocks."""
+        """Remove unfinished files left by killed processes; this blocks."""
         with suppress(FileNotFoundError):
             named = load_file(self.folder / FORGETTING).decode().split()
             self.doubt(name for name in named if _ID.fullmatch(name))
@@ -380,7 +380,7 @@ class Attachments:
                     file.unlink()
 
     def settle(self, attachment_id: str, *, unused_by: Collection[str]) -> None:
-        """Withdraw a file from the sessions that were found not to refer to it; it blocks.
+        """Withdraw a file from the sessions that were found not to refer to it; this blocks.
 
         A file that no session refers to is removed, unless one was given it meanwhile.
         """
@@ -413,7 +413,7 @@ class Attachments:
         return [name for name, kept in known if kept is not None and kept.sessions is None]
 
     def note_former(self, users: Mapping[str, Collection[str]]) -> None:
-        """Record who may use the files from earlier versions; it blocks."""
+        """Record who may use the files from earlier versions; this blocks."""
         for name, sessions in users.items():
             self._change(name, partial(_with, session_ids=tuple(sessions)))
             self._mark(name)

@@ -284,7 +284,7 @@ class SessionDamaged(StoreError):
 
 
 class NotReadable(StoreError):
-    """A stored session is intact but unreadable: a key is missing, or its version is newer."""
+    """A stored session is intact but unreadable: a key is missing, or a newer version wrote it."""
 
 
 class SessionDiffers(StoreError):

@@ -132,7 +132,7 @@ class ChatClaim:
     seq: int
     """The answer's number."""
     lapses: int
-    """The process's lapses before the claim was last known to be valid."""
+    """How often the process had lapsed when the claim was last known to be valid."""
 
     async def is_good(self) -> bool:
         """Return True if the chat still belongs to this process; if in doubt, read it again."""

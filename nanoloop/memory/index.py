@@ -127,7 +127,7 @@ class Index:
     # Writing
 
     def settle(self) -> None:
-        """Remove remains of forgotten words, for example after the process was killed."""
+        """Remove the remains of forgotten words, for example after the process was killed."""
         with self._writing:
             self._settle(self._open())
 

@@ -169,7 +169,7 @@ def all_gone(said: Mapping[str, Any], above: str = "") -> Iterator[Problem]:
 
 
 def is_table_gone(key: str) -> bool:
-    """Return True if a table of this name once existed and had only removed settings."""
+    """Return True for the name of a former table whose settings have all been removed."""
     return any(name.startswith(f"{key}.") for name in GONE)
 
 
@@ -296,7 +296,7 @@ def _server(settings: Settings, name: str) -> Iterator[Problem]:
 
 
 def _agent_window(settings: Settings, name: str) -> Problem | None:
-    """Check an agent's window limits; the general limits apply where it sets none."""
+    """Check an agent's window limits; the general limits apply if the agent sets none."""
     own = settings.agents[name]
     low, high = f"agents.{name}.message_buffer_min", f"agents.{name}.message_buffer_limit"
     keep = own.message_buffer_min or settings.message_buffer_min

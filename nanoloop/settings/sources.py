@@ -117,7 +117,7 @@ S = TypeVar("S", bound=BaseSettings)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The settings of one file, the environment or the command line."""
+    """The settings from one file, the environment or the command line."""
 
     table: dict[str, Any] = field(default_factory=dict)
     places: Mapping[str, Origin] = field(default_factory=dict)

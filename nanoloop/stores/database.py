@@ -94,7 +94,7 @@ class Commit:
 
     @property
     def window(self) -> int:
-        """The lowest number that the window shows after the commit."""
+        """The lowest entry number that the window shows after the commit."""
         return window_start(self.head)
 
     @property

@@ -58,7 +58,7 @@ class KeyDestroyed(Exception):
 
 
 class KeysWanted(Exception):
-    """Something can't be encrypted until these keys are made, which blocks."""
+    """Data can't be encrypted until these keys are made, and making them blocks."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()

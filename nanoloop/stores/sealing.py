@@ -127,7 +127,7 @@ class Sealing:
             await self.read(database)
 
     async def finish(self, database: Database) -> None:
-        """Record that all data is encrypted with the first key; refuse any other from now on."""
+        """Record that all data is encrypted with the first key; from now on, refuse other keys."""
         await self.seal_bindings(database)
         while not await self._replace(database, self.completed(), was=await database.bound(RECORD)):
             await self.read(database)
@@ -158,7 +158,7 @@ class Sealing:
 
     @property
     def is_strict(self) -> bool:
-        """True if anything not encrypted for its place counts as damage."""
+        """True if data that is not encrypted for its place counts as damage."""
         return self.record is not None and self.record.is_whole
 
     def _is_strict_in(self, state: SealedState | None) -> bool:
@@ -267,7 +267,7 @@ class Sealing:
         erases: Sequence[Person] | None = None,
         may_add: bool = False,
     ) -> Commit:
-        """Return the changes, encrypted on the basis of `state`; pass `is_all` for a whole session.
+        """Return the changes, encrypted to follow `state`; pass `is_all` for a whole session.
 
         With `erases`, these people get new keys, and so do texts made from several people's words.
         Raise `KeysWanted` if keys must be made, unless it `may_add` them, which blocks.
@@ -475,7 +475,7 @@ class Sealing:
             raise SessionDamaged(session_id, "its head was changed after encryption") from error
 
     def opened(self, snapshot: StoredSnapshot) -> StoredSnapshot:
-        """Return the decrypted snapshot; raise `StoreError` if that is impossible.
+        """Return the decrypted snapshot; raise `StoreError` if it can't be decrypted.
 
         Anything whose key was destroyed counts as erased, even in an older snapshot.
         """
@@ -687,7 +687,7 @@ class Sealing:
         return changed(commit, head=self._tagged(commit.head, snapshot.name, state))
 
     def _is_settled(self, token: str) -> bool:
-        """Return True if the text is encrypted as it would be now."""
+        """Return True if the text would now be encrypted in the same way."""
         if self.is_keyed:
             return token.startswith(f"{MARK_OF_KEYS}.")
         return self._is_of_first(token)

@@ -186,14 +186,14 @@ def first_revision() -> int:
 
 
 def window_start(head: Mapping[str, Any]) -> int:
-    """Return the lowest number that the window shows."""
+    """Return the lowest entry number that the window shows."""
     shown = [seq for seq in head.get("shown") or () if isinstance(seq, int)]
     start = int(head.get("window", 1))
     return start if head.get("shown") is None else min([*shown, int(head.get("last", 0)) + 1])
 
 
 def pending_start(head: Mapping[str, Any]) -> int:
-    """Return the lowest number that no summary covers."""
+    """Return the lowest entry number that no summary covers."""
     return max(int(head.get("covered", 0)), int(head.get("start", 1)) - 1) + 1
 
 

@@ -507,7 +507,7 @@ _PART = "SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part")
 
 
 def upgrade(connection: sqlite3.Connection, name: str) -> None:
-    """Give the file this version's tables, all or none; raise `StoreError` if that fails."""
+    """Upgrade the file to this version's tables, or change nothing and raise `StoreError`."""
     if format_of(connection, name) == len(UPGRADES):
         return
     with transaction(connection):

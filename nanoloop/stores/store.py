@@ -453,7 +453,7 @@ class DatabaseStore:
         return await wrap(self._snapshot)(stored, after=0)
 
     async def restore(self, snapshot: StoredSnapshot, *, replace: bool = False) -> None:
-        """Store a session as another store had it; raise `SessionExists` unless `replace`."""
+        """Store a session just as another store had it; raise `SessionExists` unless `replace`."""
         name = snapshot.name
         await self.order.write(name, lambda: self._restore(name, snapshot, may_replace=replace))
 
@@ -523,7 +523,7 @@ class DatabaseStore:
             yield message
 
     async def hear(self, messages: Sequence[HeardMessage]) -> None:
-        """Record these messages as another store had them."""
+        """Record these messages just as another store recorded them."""
         await (await self._ready()).hear(messages)
 
     async def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
@@ -673,7 +673,7 @@ class DatabaseStore:
             await wrap(self.sealing.keys_file.rewrap)()
 
     async def finish_sealing(self) -> None:
-        """Record that all sessions are encrypted with the first key; others are then refused."""
+        """Record that all sessions are encrypted with the first key, and refuse other keys."""
         database = await self._ready()
         await self.sealing.finish(database)
         if (clean := getattr(database, "clean", None)) is not None:

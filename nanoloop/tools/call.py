@@ -24,7 +24,7 @@ MOST_SAID = 20
 LONGEST_SAID = 4_000
 """How many characters of each text are sent."""
 CLAIM = "claim"
-"""The metadata key for the number of the turn's claim at the time of the call."""
+"""The metadata key for the turn's claim number when the call was made."""
 
 Tell = Callable[[str], Awaitable[None]]
 """Sends a text to the turn's chat."""

@@ -97,7 +97,7 @@ class Effects:
         return self._toolbox.runs_again(tool) or self._toolbox.settles(tool)
 
     def asked(self, calls: Sequence[ToolCall]) -> list[Entry]:
-        """Return the entries for the calls of a step."""
+        """Return the log entries for a step's calls."""
         claims = self._session.claims
         return [
             Entry.tool_call(
@@ -111,7 +111,7 @@ class Effects:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[TaskGroup]:
-        """Open a task group for the calls of a step, which may send texts to the chat."""
+        """Open a task group for a step's calls, which may send texts to the chat."""
         group = anyio.create_task_group() if self._outlet is None else self._outlet.open()
         async with group as calls:
             yield calls

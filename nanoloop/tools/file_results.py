@@ -32,7 +32,7 @@ files_here: ContextVar[tuple[Attachments, str] | None] = ContextVar("files of to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptResults:
-    """What happened to the files of one call."""
+    """What happened to the files that one call returned."""
 
     told: str = ""
     """What the model reads about these files."""

@@ -51,7 +51,7 @@ def function_named(name: str, *, beside: Path | None = None, data: Path | None =
 def tool_named(
     function: str, name: str, *, taken: Collection[str], beside: Path | None, data: Path
 ) -> Tool:
-    """Return the function as a tool with this name; raise `SettingsError` if that is impossible."""
+    """Return the function as a tool with this name; raise `SettingsError` if it can't be one."""
     if name in {*taken, READ_RESULT}:
         raise SettingsError(f"there is another tool {name!r}: choose another name")
     found = function_named(function, beside=beside, data=data)
@@ -94,7 +94,7 @@ def files_run() -> list[Path]:
 
 
 def _imported(module: str, *, beside: Path | None) -> ModuleType:
-    """Import a module, also from the folder of the settings file that names it."""
+    """Import a module, which may be in the folder of the settings file that names it."""
     folder = str(beside.absolute().parent) if beside else None
     try:
         if folder and folder not in sys.path and find_spec(module.partition(".")[0]) is None:

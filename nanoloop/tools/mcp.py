@@ -53,7 +53,7 @@ _NAME_CHARS = 100
 """How much of an unusable tool's name is shown."""
 _LINE_CHARS = 300
 _GONE = "Session terminated"
-"""What the client says if a server no longer knows our session."""
+"""The client's error message if a server no longer knows our session."""
 DECLINED = (
     "[The server asked the user something meanwhile. nanoloop can't pass such questions on yet: "
     "nobody saw it, and it was declined.]"

@@ -245,7 +245,7 @@ class ChatFile:
     known: ChatIds
 
     def has_any(self, names: Sequence[str], since: int) -> bool:
-        """Return True if one of these ids was recorded since then."""
+        """Return True if one of these ids was recorded at this time or later."""
         return any(self.known.ids.get(name, since - 1) >= since for name in names)
 
 

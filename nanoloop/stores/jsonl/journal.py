@@ -281,7 +281,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A commit ready to be written; without a file there is nothing to write."""
+    """A commit ready to be written; it has no file if there is nothing to write."""
 
     stood: int | None
     file: LogFile | None = None
@@ -339,7 +339,7 @@ class OpenFiles:
         self._limit = max(1, limit)
         self._recent: OrderedDict[str, Journal] = OrderedDict()
         self._known: WeakValueDictionary[str, Journal] = WeakValueDictionary()
-        """Includes closed journals with work waiting for a thread, so that an id never has two
+        """All journals, even closed ones whose work waits for a thread, so that an id never has two
         journals.
         """
 

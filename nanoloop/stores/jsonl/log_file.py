@@ -117,7 +117,7 @@ class LogFile(FileIO):
 
     @property
     def _there(self) -> os.stat_result | None:
-        """The file's status on disk; None if its name no longer refers to it."""
+        """The file's status on disk; None if the file's name no longer refers to it."""
         try:
             there = os.stat(self._path)  # noqa: PTH116 - called for each commit
         except FileNotFoundError:
