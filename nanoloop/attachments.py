@@ -229,7 +229,7 @@ class Attachments:
         await put_file(self.folder / name, sealed, durable=True)
 
     def _opened(self, name: str, data: bytes) -> bytes | None:
-        """Return the decrypted content of this file, or None if that is impossible."""
+        """Return the decrypted content of this file, or None if it can't be read."""
         opened = data if self._sealing is None else self._sealing.opened(name, data)
         if opened is None:
             announce(FileUnreadable(file=name, error="NotReadable"))

@@ -178,7 +178,7 @@ class Turn:
         files = None if keeping.is_held else keeping.files
         self._effects = Effects(agent.toolbox, session, files=files, tell=tell)
         self._asked = 0
-        """The question's number, if the session has the question."""
+        """The question's number; 0 while the session doesn't contain the question."""
         self._left = 0
         """How many entries left the window when the answer was added."""
         self._usage = Usage()

@@ -330,7 +330,7 @@ class PiecesWithoutFiles:
     """Removes files' ids from a streamed answer; a piece that may begin an id is held back."""
 
     def __init__(self, has_files: Callable[[], bool]) -> None:
-        """`has_files` returns whether the session has files that can be named."""
+        """Create the filter; `has_files` returns whether the session has files to be named."""
         self._has_files = has_files
         self._rest = ""
 

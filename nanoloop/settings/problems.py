@@ -261,7 +261,7 @@ def _no_agent(settings: Settings) -> Problem | None:
 
 
 def _no_function(name: str, function: str) -> Problem | None:
-    """Check a tool's name, and that of its function."""
+    """Check a tool's name and its function's name."""
     key = f"tools.functions.{name}"
     if not _TOOL.fullmatch(name):
         text = f"{key} is not a tool's name: use up to 64 letters, digits, _ and -"
@@ -274,7 +274,7 @@ def _no_function(name: str, function: str) -> Problem | None:
 
 
 def _server(settings: Settings, name: str) -> Iterator[Problem]:
-    """Check a tool server's name, and that it has one place."""
+    """Check a tool server's name, and that it has either a command or a url."""
     own, key = settings.tools.servers[name], f"tools.servers.{name}"
     if not _SERVER.fullmatch(name):
         text = f"{key} is not a server's name: use up to 30 letters, digits, - and single _"

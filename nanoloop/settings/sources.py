@@ -361,7 +361,7 @@ class _Read:
 
     path: Path
     sources: tuple[Source, ...]
-    """The sources in them, strongest first: the settings file overrides the agents' files."""
+    """The sources in the files, strongest first: the settings file overrides the agents' files."""
     digest: str = ""
     left_out: LeftOut | None = None
     is_there: bool = True

@@ -46,7 +46,7 @@ class SealedState:
     is_whole: bool = False
     """True if every part is encrypted in the current form."""
     edition: int = 0
-    """The number of the key for texts made from several people's words; 0 without own keys."""
+    """The number of the key for texts made from several people's words; 0 if it has no own keys."""
     dying: tuple[str, ...] = ()
     """Names of keys that are about to be destroyed, so nothing more is encrypted with them."""
     askers: Askers = field(default_factory=Askers)

@@ -629,7 +629,7 @@ class DatabaseStore:
         await self.sealing.prepare(await self._ready(), now=self._now())
 
     async def secret(self) -> bytes:
-        """Return the secret that all processes with a key share; a new key keeps it."""
+        """Return the secret that all processes with a key share; a new key doesn't change it."""
         await self._for_writing()
         assert self.sealing.record is not None  # noqa: S101 - written if there was none
         return self.sealing.record.secret

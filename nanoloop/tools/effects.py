@@ -33,7 +33,7 @@ AGAIN = "again"
 The value has the call's id and its number of attempts, which an equal call takes over.
 """
 MOST_ATTEMPTS = 10
-"""How often an interrupted call is started at most, since the call itself may end the process."""
+"""The most starts of an interrupted call, since the call itself may end the process."""
 _DONE = (
     "Already done: the same call, with the same arguments, succeeded earlier in this turn and was "
     "not run again. Its result was:\n"

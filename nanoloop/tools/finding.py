@@ -13,7 +13,7 @@ from nanoloop.tokens import tools_tokens
 
 FIND_TOOLS = "find_tools"
 MOST_FOUND = 8
-"""How many tools one search returns at most."""
+"""The most tools that one search returns."""
 LONGEST_NAMES = 6_000
 """How many characters the list of tool names may have."""
 LONGEST_WORDS = 200

@@ -153,7 +153,7 @@ class ResourceTool:
 
 
 class ToolServer:
-    """One server. `run` is the only task that enters and leaves its connections."""
+    """A tool server, whose connections are entered and left only by the task in `run`."""
 
     def __init__(
         self, place: ToolServerPlace, accepted: Accepted, *, changed: Callable[[], object]

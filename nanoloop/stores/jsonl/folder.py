@@ -82,7 +82,7 @@ class FolderListing:
         self._heard: list[Event] = []
 
     def take_heard(self) -> list[Event]:
-        """Return the events to announce since the last call."""
+        """Return the events to announce that occurred since the last call."""
         heard, self._heard = self._heard, []
         return heard
 
@@ -144,7 +144,7 @@ def _written(item: os.DirEntry[str]) -> int:
 
 
 Stamp = tuple[int, int, int]
-"""The facts that change if a file is written."""
+"""The facts about a file that change when it is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class OwedListing:
         self._heard: list[Event] = []
 
     def take_heard(self) -> list[Event]:
-        """Return the events to announce since the last call."""
+        """Return the events to announce that occurred since the last call."""
         heard, self._heard = self._heard, []
         return heard
 

@@ -69,7 +69,7 @@ class Journal:
         return self._file is not None
 
     def take_heard(self) -> list[Event]:
-        """Return the events since the last call."""
+        """Return the events that occurred since the last call."""
         heard, self._heard = self._heard, []
         return heard
 
@@ -348,7 +348,7 @@ class OpenFiles:
         return len(self._recent)
 
     def journal(self, session_id: str) -> Journal:
-        """Return the only journal of this id."""
+        """Return the one journal for this id."""
         journal = self._known.get(session_id)
         if journal is None:
             journal = self._known[session_id] = self._make(session_id)

@@ -176,7 +176,7 @@ class LogFile(FileIO):
             )
 
     def placed(self, commit: Commit) -> PlacedBytes:
-        """Return a commit's bytes for the current end; raise `StoreError` if not valid JSON."""
+        """Return a commit's bytes for the file's end; raise `StoreError` if it has no JSON form."""
         before = self.state
         try:
             data, after = written(commit, at=before.at, base=before.size, marks=self.marks)

@@ -295,7 +295,7 @@ class _Folder:
         self._writers.shutdown(wait=False)
 
     async def _own(self) -> None:
-        """Give the folder this version's format; raise `StoreLocked` if an earlier one runs."""
+        """Upgrade the folder to this version's format; raise `StoreLocked` if an older one runs."""
         if self._folder.read_only:
             raise StoreError(f"{self._folder.path} is open read-only: nothing was written")
         if not self._is_ready:
