@@ -64,7 +64,7 @@ EVERYWHERE = (
         if vendor.address
     ),
 )
-"""Variables that other programs use too, weaker before stronger; our own override them all."""
+"""Variables that other programs use too, from weak to strong; our own override them all."""
 _MODELS = {"model", "summary_model", "fallback_model"}
 """The last parts of the keys that name a model."""
 _OF_ALL_PROGRAMS = {name for name, _ in EVERYWHERE}

@@ -200,7 +200,7 @@ class Fact:
 
     said: str
     signs: tuple[str, ...]
-    """The fact has survived if all of these are found, ignoring case."""
+    """Words that must all be found, ignoring case, if the fact has survived."""
 
     def is_in(self, text: str) -> bool:
         """Return whether this text contains the fact."""
