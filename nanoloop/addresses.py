@@ -194,7 +194,7 @@ class AddressCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchLimits:
-    """How much may be fetched, and how much time it may take."""
+    """Limits on the size of a fetched file, and on the time to fetch it."""
 
     most_bytes: int = 10_000_000
     seconds: float = 30

@@ -56,7 +56,7 @@ from nanoloop.turn import (
 
 
 class AgentHistory:
-    """The history of an agent, stored in the agent's own session or an attached one."""
+    """An agent's history, stored in the agent's own session or in an attached one."""
 
     def __init__(
         self,

@@ -64,7 +64,7 @@ REMEMBERED = 1000
 UNUSED_SECONDS = 24 * 3600
 """How long an upload that no session refers to is kept."""
 UNSURE = ".unsure"
-"""The suffix of a file that marks an upload to which possibly no session refers."""
+"""The suffix of a file that marks an upload that sessions may no longer refer to."""
 NOTED = "sessions-noted"
 """The file that marks a folder whose files all have records of their sessions."""
 FORGETTING = ".forgetting"
@@ -87,15 +87,15 @@ class StoredFile:
 
     id: str
     owner: str
-    """Who uploaded it: an account on the web channel, or a chat on a platform."""
+    """Who uploaded the file: an account on the web channel, or a chat on a platform."""
     kind: str
     name: str
     mime_type: str
     size: int
     sessions: tuple[str, ...] | None = None
-    """The sessions that may use it; None for a file from an earlier version."""
+    """The sessions that may use the file; None for a file from an earlier version."""
     at: float = 0.0
-    """When it was uploaded, in seconds since 1970; 0 if that isn't known."""
+    """When the file was uploaded, in seconds since 1970; 0 if that isn't known."""
 
     @classmethod
     def of(cls, text: bytes | None) -> StoredFile | None:
@@ -159,7 +159,7 @@ class Attachments:
     ) -> StoredFile:
         """Store a file that was made for this session, unchanged; it is durable on return.
 
-        Whether it is a picture is judged by its bytes. Raises `AttachmentsFull` and `DiskRefused`.
+        Its bytes decide whether it is a picture. Raise `AttachmentsFull` or `DiskRefused`.
         """
         known = mime_type_of(data)
         if known in TYPES or mime_type in TYPES:
@@ -206,7 +206,7 @@ class Attachments:
         return kept if kept is not None and session_id in (kept.sessions or ()) else None
 
     async def to_send(self, session_id: str, attachment_id: str) -> StoredFile | None:
-        """Do the same as `held`, but return None also if the data is missing or the disk fails."""
+        """Like `held`, but also return None if the data is missing or the disk fails."""
         with suppress(OSError):
             kept = await self.held(session_id, attachment_id)
             if kept is not None and await run_sync((self.folder / f"{kept.id}.data").is_file):
@@ -229,7 +229,7 @@ class Attachments:
         await put_file(self.folder / name, sealed, durable=True)
 
     def _opened(self, name: str, data: bytes) -> bytes | None:
-        """Return the decrypted content of this file, or None if that is impossible."""
+        """Return the decrypted content of this file, or None if it can't be read."""
         opened = data if self._sealing is None else self._sealing.opened(name, data)
         if opened is None:
             announce(FileUnreadable(file=name, error="NotReadable"))
@@ -371,7 +371,7 @@ class Attachments:
         return _time_of(mark) < time.time() - UNUSED_SECONDS
 
     def tidy(self) -> None:
-        """Remove the unfinished files of killed processes; it blocks."""
+        """Remove unfinished files left by killed processes; this blocks."""
         with suppress(FileNotFoundError):
             named = load_file(self.folder / FORGETTING).decode().split()
             self.doubt(name for name in named if _ID.fullmatch(name))
@@ -384,7 +384,7 @@ class Attachments:
                     file.unlink()
 
     def settle(self, attachment_id: str, *, unused_by: Collection[str]) -> None:
-        """Withdraw a file from the sessions that were found not to refer to it; it blocks.
+        """Withdraw a file from the sessions that were found not to refer to it; this blocks.
 
         A file that no session refers to is removed, unless one was given it meanwhile.
         """
@@ -418,7 +418,7 @@ class Attachments:
         return [name for name, kept in known if kept is not None and kept.sessions is None]
 
     def note_former(self, users: Mapping[str, Collection[str]]) -> None:
-        """Record who may use the files from earlier versions; it blocks."""
+        """Record who may use the files from earlier versions; this blocks."""
         for name, sessions in users.items():
             self._change(name, partial(_with, session_ids=tuple(sessions)))
             self._mark(name)
@@ -472,8 +472,8 @@ SWEEPS = 12
 class Forgetting:
     """Wraps a store so that it also deletes uploaded files.
 
-    A file stays as long as any session refers to it. A damaged session counts as referring to none;
-    one that can't be read for lack of a key or version, to every file that it was given.
+    A file stays as long as any session refers to it. A damaged session counts as referring to no
+    file; one that needs another key or version counts as referring to all files it was given.
     """
 
     def __init__(self, store: Any, attachments: Attachments, *, is_kept: bool = True) -> None:
@@ -489,14 +489,14 @@ class Forgetting:
         return getattr(self._store, name)
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
-        """Erase as the store does, then the files that only these entries referred to."""
+        """Erase as the store does, then remove the files that only these entries referred to."""
         gone = await self._files_of(session.id, seqs)
         await self._doubt(gone)
         await self._store.erase(session, seqs)
         await self._let_go(session.id, gone)
 
     async def erase_words(self, session: Session, person: Person, words: ErasedWords) -> None:
-        """Erase as the store does, then the files that only this person's messages referred to."""
+        """Erase as the store does, then remove files that only this person's messages used."""
         own = (e for e in words.waiting if sender_in(e.metadata) == person)
         gone = set().union(*map(files_in, (*words.gone.values(), *own)))
         await self._doubt(gone)
@@ -504,7 +504,7 @@ class Forgetting:
         await self._let_go(session.id, gone)
 
     async def delete(self, session_id: str) -> None:
-        """Delete as the store does, then the files that only this session referred to."""
+        """Delete as the store does, then remove the files that only this session referred to."""
         has_any = self._has_any()
         gone = await run_sync(self.attachments.used_by, session_id) if has_any else set()
         await self._doubt(gone)
@@ -512,9 +512,9 @@ class Forgetting:
         await self._let_go(session_id, gone)
 
     async def delete_expired(self) -> int:
-        """Delete as the store does, then the files that no session refers to any more.
+        """Delete as the store does, then remove the files that no session refers to any more.
 
-        That includes the leftovers of killed processes, and uploads that nothing referred to in a
+        That includes leftovers of killed processes, and uploads that nothing has referred to for a
         day.
         """
         removed = int(await self._store.delete_expired())

@@ -328,7 +328,7 @@ class Chats:
                 self._notices.apology(session_id, error)
 
     async def _do_all(self, key: str, session_id: str) -> None:
-        """Do all pending work, waiting while the store is unavailable; tell the chat that once."""
+        """Do all pending work; if the store is unavailable, tell the chat once, and wait."""
         session = None
         while True:
             try:
@@ -562,7 +562,7 @@ class Chats:
 
 
 def _is_not_wanted(_: str) -> bool:
-    """Take over no leftover work; the default until `watch_over` is called."""
+    """Always return False: no session is watched until `watch_over` is called."""
     return False
 
 

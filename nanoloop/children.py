@@ -66,7 +66,7 @@ async def run_in_background(
 
 
 GRACE_SECONDS = 1.0
-"""How long a program may take to end after its input has, and again after SIGTERM."""
+"""How long a program may take to end after its input is closed, and again after SIGTERM."""
 _GUARDED = """trap : TERM
 (trap "" HUP INT TERM; read _ <"$0"; kill -9 0) </dev/null >/dev/null 2>&1 & guard=$!
 "$@"
@@ -87,8 +87,8 @@ async def open_group(
 ) -> AsyncIterator[Process]:
     """Run a program with pipes, in a process group of its own.
 
-    On exit its input is closed, and nothing of the group is left, however this process ends, by
-    `kill -9` too. What leaves the group by itself, as a daemon does, is not found.
+    On exit its input is closed and the whole group ended, even if this process is ended by
+    `kill -9`. A process that leaves the group by itself, as a daemon does, is not found.
     """
     held, holding = os.pipe()
     try:
@@ -113,7 +113,7 @@ async def open_group(
 
 
 async def _ended(process: Process, holding: int) -> int:
-    """End a group and let go of the pipe that its guard waits for."""
+    """End a group, and close the pipe that its guard watches."""
     async with anyio.create_task_group() as draining:
         # A program that can't write can't end, and its end is not seen before its last words.
         for stream in (process.stdout, process.stderr):
@@ -142,7 +142,7 @@ async def _drain(stream: ByteReceiveStream | None) -> None:
 
 
 async def has_ended(process: Process) -> bool:
-    """Whether it has ended, within a moment."""
+    """Return whether the program ends within a moment."""
     # Not `process.wait()`: that also waits for whoever inherited its pipes.
     with anyio.move_on_after(GRACE_SECONDS):
         while process.returncode is None:  # noqa: ASYNC110 - nothing else tells of it
@@ -151,7 +151,7 @@ async def has_ended(process: Process) -> bool:
 
 
 def how_it_ended(code: int | None) -> str:
-    """How a program ended that `open_group` ran: `ended with 1`, `was killed (SIGKILL)`."""
+    """Say how a program run by `open_group` ended: `ended with 1` or `was killed (SIGKILL)`."""
     if code is None:
         return "closed its output"
     number = -code if code < 0 else code - _SIGNALLED

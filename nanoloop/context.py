@@ -94,7 +94,7 @@ CallOf = Callable[[Entry], Entry | None]
 
 
 def call_nowhere(_: Entry) -> None:
-    """Find no call; the default for `call_of`."""
+    """Always return None; the default for `call_of`."""
 
 
 def build_messages(

@@ -1,6 +1,6 @@
-"""Extracts the text of documents in a child process with bounded memory and time.
+"""Extract the text of documents in a child process with limited memory and time.
 
-Run as a program, it is that child, which alone loads the libraries of the extra `documents`.
+Run as a program, this file is that child; only it loads the `documents` extra's libraries.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _wide(data: bytes) -> str | None:
 
 
 class Documents:
-    """Reads documents one at a time, and takes turns between their owners."""
+    """Reads one document at a time, taking turns between the owners of the documents."""
 
     def __init__(self) -> None:
         self._limiter = FairLimiter(1)
@@ -193,7 +193,7 @@ async def _read_by_child(kind: Kind, data: bytes) -> Document:
 
 
 _ENDS = {-signal.SIGXCPU: "slow", -signal.SIGKILL: "large", -signal.SIGSEGV: "large"}
-"""The problem that the end of a child by a signal points to."""
+"""The likely problem for each signal that may kill the child."""
 
 
 def _bounded(text: str) -> Document:
@@ -210,7 +210,7 @@ def _only_first(what: str) -> str:
 
 
 class _Unreadable(Exception):
-    """A document can't be read; its text is the key of the problem."""
+    """A document can't be read; the error's text is the problem's key."""
 
 
 def main() -> None:
@@ -290,7 +290,7 @@ def _pdf(data: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _is_opened(reader: Any) -> bool:
-    """Return whether it can be read without a password."""
+    """Return whether the document can be read without a password."""
     try:
         return bool(reader.decrypt(""))
     except Exception:  # noqa: BLE001 - a way of encrypting that needs more packages, say

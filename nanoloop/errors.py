@@ -241,7 +241,7 @@ class DiskRefused(StoreError):
 
 
 class FileRefused(StoreError, OSError):
-    """A file was not opened: it is a link, not a regular file, or belongs to another user."""
+    """A file was not opened: it isn't a regular file, or it belongs to another user."""
 
     def __init__(self, path: object, why: str) -> None:
         super().__init__(f"{path} {why}")
@@ -284,7 +284,7 @@ class SessionDamaged(StoreError):
 
 
 class NotReadable(StoreError):
-    """A stored session is intact but unreadable: a key is missing, or its version is newer."""
+    """A stored session is intact but unreadable: a key is missing, or a newer version wrote it."""
 
 
 class SessionDiffers(StoreError):
@@ -435,7 +435,7 @@ class BadArguments(ToolError):
 
 
 class ServerGone(ToolError):
-    """The server of a tool went away, during a call or before it; what was done is unknown."""
+    """A tool's server went away before or during a call, whose effect is unknown."""
 
 
 class ToolTimeout(ToolError):
@@ -443,7 +443,7 @@ class ToolTimeout(ToolError):
 
 
 class CallHadNoEffect(ToolError):
-    """A tool found out that an interrupted call of it did nothing."""
+    """A tool found out that an interrupted call had no effect."""
 
 
 class ProviderError(NanoloopError):

@@ -613,7 +613,7 @@ class HearingFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLeftOut(Event):
-    """A file of a message was not stored or read, or one of an answer not sent; this is told."""
+    """A message's file was not stored or read, or an answer's file not sent; the text says so."""
 
     level: ClassVar[Level] = "warning"
     channel: str

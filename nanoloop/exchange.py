@@ -103,9 +103,9 @@ class ExchangeParts:
         return Cutting(limit=limit, keep=keep, by_defaults=False, heard=heard, follow=self.follow)
 
     def teller(self, session: Session, message: Inbound) -> Tell:
-        """What tells the message's chat what a tool says, while the chat is this process's.
+        """Return a function that sends what a tool says to the message's chat, while that is ours.
 
-        It answers nothing: anyone who waits for the answer goes on waiting.
+        What it sends is not the answer: anyone who waits for the answer goes on waiting.
         """
         claim = ChatClaim(self.nodes, self.sessions, session.id, 0, self.nodes.lapses)
         blank = replace(reply_to(message, "", "notice", session.id), reply_to=None)
@@ -385,7 +385,7 @@ class _TurnFence:
 
 
 def _with_reader(agent: Agent, session: Session, sessions: Sessions) -> Agent:
-    """Return the agent, with the reader of long files if there are any and it has tools."""
+    """Return the agent; if it has tools and there are long files, add the tool to read them."""
     if sessions.attachments is None or not agent.toolbox.specs:
         return agent
     reader = AttachmentReader(sessions.attachments, session)

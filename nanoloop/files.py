@@ -207,9 +207,9 @@ def open_beneath(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
 
 
 def read_plain(path: Path | str, *, most_bytes: int, beneath: Path | str | None = None) -> bytes:
-    """Return the content of a file that code named, or somebody else within `beneath`; it blocks.
+    """Read a file that code named, or that somebody else named within `beneath`; this blocks.
 
-    Raises `FileRefused` for a link, for anything but a regular file, and for a file of more than
+    Raise `FileRefused` for a link, for anything but a regular file, and for a file of more than
     `most_bytes`, which is then not read; and `OSError` as `open` does.
     """
     if beneath is None:

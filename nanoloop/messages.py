@@ -29,7 +29,7 @@ class Attachment:
     text: str | None = None
     """The file's text for the model, if it is a text file; stored with the message."""
     chars: int | None = None
-    """How many characters it has, if that is more than `text` has."""
+    """How many characters the file has, if `text` has only some of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Quote:
     files: tuple[str, ...] = ()
     """The kinds of files that were attached to the quote; the files are not stored."""
     time: datetime | None = None
-    """When it was said, if that is known and isn't when the message was sent."""
+    """When the quoted words were said, if known and other than when the message was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

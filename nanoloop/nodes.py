@@ -23,7 +23,7 @@ BEAT_SECONDS = 2.0
 LOOK_SECONDS = 0.5
 """The interval between checks for other processes' changes, while there are any."""
 SURE_SECONDS = NODE_SECONDS - 1
-"""For how long after a confirmed heartbeat no other process can consider this one dead."""
+"""How long after a confirmed heartbeat no other process can consider this one dead."""
 AGAIN_SECONDS = 0.1
 """The delay before an unconfirmed heartbeat is repeated while a caller waits for it."""
 LEAVE_SECONDS = 2.0

@@ -247,7 +247,7 @@ def _made(settings: Settings, word: str, model: str) -> Provider:
 
 
 def _asked(settings: Settings, server: ServerSettings, model: str) -> dict[str, Any]:
-    """Return the arguments for calling a server, whoever runs it."""
+    """Return the arguments for calling a model server, whoever runs the server."""
     return {
         "model": model,
         "api_key": server.key,
@@ -302,7 +302,7 @@ BUILT_IN = "built in"
 def make_tools(
     settings: Settings, recall: Recall | None = None, servers: ToolServers | None = None
 ) -> Sequence[ToolSource]:
-    """Create the tools that agents can choose from, by source; raises `SettingsError`."""
+    """Create the tools that agents can choose from, by source; raise `SettingsError`."""
     ours = TOOLS if recall is None else {**TOOLS, "recall": make_recall_tool(recall)}
     functions = _functions(settings, taken={*ours, *settings.tools.of_plugins})
     return (
@@ -314,7 +314,7 @@ def make_tools(
 
 
 def _functions(settings: Settings, *, taken: Collection[str]) -> Mapping[str, Tool]:
-    """Create tools from the user's functions; raises `InvalidSettings` with every problem."""
+    """Create tools from the user's functions; raise `InvalidSettings` with every problem."""
     found, problems = {}, []
     for name, function in settings.tools.functions.items():
         key = f"tools.functions.{name}"
@@ -345,7 +345,7 @@ def _installed(settings: Settings, name: str) -> Tool:
 
 
 def server_places(settings: Settings) -> list[ToolServerPlace]:
-    """List the enabled tool servers; raises `SettingsError` if the package mcp is missing."""
+    """List the enabled tool servers; raise `SettingsError` without the mcp package."""
     used = {name: own for name, own in settings.tools.servers.items() if own.enabled}
     if used and not _has_mcp():
         first = next(iter(used))
@@ -367,7 +367,7 @@ def server_places(settings: Settings) -> list[ToolServerPlace]:
 
 
 def _has_mcp() -> bool:
-    """Whether the package is installed in a version that fits; does not load it."""
+    """Return whether a suitable version of mcp is installed, without loading it."""
     try:
         return version("mcp").split(".")[:1] == ["2"]
     except PackageNotFoundError:
@@ -375,7 +375,7 @@ def _has_mcp() -> bool:
 
 
 def make_servers(settings: Settings) -> ToolServers:
-    """Create the tool servers, without starting them; raises like `server_places`."""
+    """Create the tool servers, without starting them; same errors as `server_places`."""
     return ToolServers(server_places(settings), folder=settings.data)
 
 
@@ -454,7 +454,7 @@ def _tools_of(
 
 
 def _is_of_a_server(settings: Settings, entry: str) -> bool:
-    """Whether it may match a server's tools, which are known only once the server has answered."""
+    """Return True if the entry may match tools of a server, which are not known beforehand."""
     server, mark, _ = entry.removeprefix("!").partition("__")
     may_match = bool(mark) or server.endswith("*")
     return may_match and any(fnmatchcase(name, server) for name in settings.tools.servers)

@@ -77,7 +77,7 @@ class Pictures:
 
     @property
     def with_options(self) -> WithOptions | None:
-        """Returns a provider whose requests include more options; None if that is impossible."""
+        """Return a provider whose requests include more options; None if that is impossible."""
         apart: WithOptions | None = getattr(self._provider, "with_options", None)
         return None if apart is None else lambda options: self._around(apart(options))
 

@@ -96,7 +96,7 @@ class Program:
 
 
 def names(kind: Kind) -> Sequence[str]:
-    """Return the names of all plugins of this kind, without loading any."""
+    """Return the names of all plugins of this kind, without loading them."""
     return sorted({*_ours(kind), *_installed(kind, tuple(sys.path))})
 
 

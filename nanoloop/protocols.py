@@ -100,7 +100,7 @@ class Provider(Protocol):
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Return the reply; `on_text` gets it in pieces as well. Raises only `ProviderError`."""
+        """Return the reply; `on_text` gets it in pieces as well. Raise only `ProviderError`."""
         ...
 
     async def close(self) -> None:
@@ -156,12 +156,12 @@ Settle = Callable[[str], Any]
 
 
 def runs_again(tool: Tool) -> bool:
-    """Whether it is safe to run an interrupted call again."""
+    """Return True if it is safe to run an interrupted call again."""
     return effect_of(tool) == "reads" or bool(getattr(tool, "idempotent", False))
 
 
 def settle_of(tool: Tool) -> Settle | None:
-    """Return the tool's `settle`; None if it has none or doesn't need it."""
+    """Return the tool's `settle`, or None if the tool has none or doesn't need one."""
     settle: Settle | None = getattr(tool, "settle", None)
     return None if runs_again(tool) else settle
 

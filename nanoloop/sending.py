@@ -58,7 +58,7 @@ class Notices:
         self._bus = bus
         self._sentences = sentences
         self.told_of_store: dict[str, set[str]] = {}
-        """For each chat, the messages that were already told that the store is unavailable."""
+        """For each chat, the messages to which the chat was told that the store is unavailable."""
         self._agents = agents
         self._sessions = sessions
 
@@ -85,8 +85,8 @@ class Notices:
     async def store_is_away(self, key: str, message: Inbound, error: Exception) -> None:
         """Tell the chat that the store is unavailable, once per outage.
 
-        On a channel without confirmations, someone may be waiting for each message, so each is
-        told.
+        On a channel without confirmations, someone may be waiting for each message, so each
+        gets a reply.
         """
         told = self.told_of_store.setdefault(key, set())
         name = "" if self._bus.confirms(message.channel) else message.message_id or ""
@@ -132,7 +132,7 @@ class ChatClaim:
     seq: int
     """The answer's number."""
     lapses: int
-    """The process's lapses before the claim was last known to be valid."""
+    """How often the process had lapsed when the claim was last known to be valid."""
 
     async def is_good(self) -> bool:
         """Return True if the chat still belongs to this process; if in doubt, read it again."""
@@ -241,7 +241,7 @@ def named(answer: Outbound, entry: Entry) -> Outbound:
 async def noted_files(
     entry: Entry, made: Iterable[Mapping[str, Any]], attachments: Attachments, session_id: str
 ) -> Entry:
-    """Return the answer with what is known about its files: those it names, those made for it."""
+    """Return the answer with facts about its files: those that it names, and those made for it."""
     facts: dict[str, Mapping[str, Any]] = {}
     for file_id in named_files(str(entry.content.get("text") or "")):
         if kept := await attachments.to_send(session_id, file_id):

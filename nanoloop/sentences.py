@@ -335,7 +335,7 @@ class Sentences:
     def __init__(
         self, texts: Mapping[str, str] | None = None, *, language: Language = "en"
     ) -> None:
-        """Create the sentences; `texts` are the operator's own ones in this language."""
+        """Create the sentences; `texts` is the operator's own wording in this language."""
         self._texts = {**in_language(language), **(texts or {})}
         self._others: dict[str, Sentences] = {language: self}
         self.incidents = Incidents()

@@ -245,7 +245,7 @@ class Sessions:
         return None
 
     async def _go_on_in(self, session: Session, key: str, old: Session | None) -> None:
-        """Move the chat and its waiting messages to this session, by one commit in the old one."""
+        """Move the chat and its waiting messages to this session, in one commit to the old one."""
         if old is not None:
             if session is not old:
                 await self.change(session, _welcome)
@@ -364,7 +364,7 @@ class Sessions:
         """Permanently erase what a person, given by platform and id, said in this session.
 
         This covers messages, quotes, waiting messages, the answers to them, and all digests. It is
-        durable on return; then call `finish_erasing`, as after `erase`.
+        durable on return; call `finish_erasing` afterwards, as after `erase`.
         """
         session = await self.open(session_id)
         try:
@@ -387,7 +387,7 @@ class Sessions:
         return found
 
     def without_erased(self, session: Session, entry: Entry, message: Inbound) -> Entry | None:
-        """Return a message's entry without quotes of people whose words were erased here since.
+        """Return a message's entry without quotes of people whose words were later erased here.
 
         Return None if the sender's words were erased. A restored store may not know the message.
         """
@@ -426,7 +426,7 @@ class Sessions:
         await self.change(session, partial(erased, upto=upto))
 
     async def finish_all_erasing(self) -> None:
-        """Finish erasing in every session in which a process was stopped while erasing."""
+        """Finish the erasures that were interrupted when a process stopped, in every session."""
         for owed in [owed async for owed in self.store.owing() if owed.erasing]:
             with suppress(SessionNotFound, SessionDamaged, NotReadable, IndexUnusable):
                 await self.finish_erasing(await self.fresh(owed.id))

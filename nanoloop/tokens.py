@@ -23,7 +23,7 @@ MESSAGE_TOKENS = 4
 PART_TOKENS = 1000
 """The tokens assumed for a picture, or any other part that isn't text."""
 MARK_TOKENS = 12
-"""The tokens of a name with its handle."""
+"""The tokens that a speaker's name and handle cost."""
 
 _WORDS = (ascii_letters + whitespace).encode()
 _DIGITS = digits.encode()

@@ -55,7 +55,7 @@ SAME_CALLS = 4
 A repeatable tool may be called as often as a turn has steps.
 """
 BUFFER_SEVERITY = 30
-"""A full window's severity among the resize rules, higher than that of the rule on turns."""
+"""The severity of the resize rule on full windows, higher than that of the rule on turns."""
 
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ async def _in_memory(session: Session, act: Act) -> Any:
 
 
 def _no_change(_: Session) -> None:
-    """Change nothing, so that only earlier changes are written."""
+    """Do nothing, so that only earlier changes are written."""
 
 
 def _nothing(_: Session) -> Sequence[Entry]:
@@ -101,7 +101,7 @@ class Cutting:
     """The rules for cutting a session's window, and the functions to call afterwards."""
 
     limit: int
-    """A window with more messages than this is cut."""
+    """The number of messages above which a window is cut."""
     keep: int
     """Roughly how many of the newest messages remain."""
     by_defaults: bool = True
@@ -156,7 +156,7 @@ class Turn:
     ) -> None:
         """Create a turn; without `cutting` nothing is left out, and the client runs `theirs`.
 
-        `tell` sends the chat what a tool says while it runs.
+        `tell` sends to the chat what a tool says while running.
         """
         self.session = session
         self._agent = agent
@@ -174,11 +174,11 @@ class Turn:
         self._running = 0
         """How many tools of the step are still running."""
         self._finished: list[Entry] = []
-        """The results of the step's tools that may not be stored yet."""
+        """The results of this step's tools; some may still have to be stored."""
         files = None if keeping.is_held else keeping.files
         self._effects = Effects(agent.toolbox, session, files=files, tell=tell)
         self._asked = 0
-        """The question's number, if the session has the question."""
+        """The question's number; 0 while the session doesn't contain the question."""
         self._left = 0
         """How many entries left the window when the answer was added."""
         self._usage = Usage()
@@ -259,7 +259,7 @@ class Turn:
         return self._given_up(steps, "max_steps", self._say("gave_up", steps=steps))
 
     async def _resume(self) -> None:
-        """Restore the record of tool effects from before a restart, and run what it cut off."""
+        """Restore the record of tool effects after a restart, and run the interrupted calls."""
         if since := self._asked or self.session.awaiting:
             known = self.session.entries_between(since - 1, self.session.last_seq)
             if left := self._effects.recall(known):

@@ -37,7 +37,7 @@ TRIES = 100
 """How many other writers in a row may be first before the write fails."""
 BETWEEN_TRIES_SECONDS = (0.001, 0.1)
 AWAY_SECONDS = 1.0
-"""How long to wait before trying a store again that was unavailable for too long."""
+"""How long to wait before retrying a store that was unavailable for too long."""
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ def _claim_in(session_id: str) -> Claim | None:
 
 
 async def leave_alone() -> None:
-    """Wait before trying a store again whose outage was already reported to the chat."""
+    """Wait before retrying a store whose outage was already reported to the chat."""
     await anyio.sleep(AWAY_SECONDS)
 
 
@@ -203,7 +203,7 @@ class SessionWriter:
         raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
 
     async def erase_words(self, session: Session, person: Person) -> ErasedWords:
-        """Permanently erase what a person said in this session so far, and return it.
+        """Permanently erase all that a person has said in this session; return what was erased.
 
         Otherwise this is like `erase`. Raise `NotPossible` if the store can't erase a person's
         words.

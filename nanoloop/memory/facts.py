@@ -19,10 +19,10 @@ LEDGER_ITEMS = 60
 LEDGER_CHARS = 3000
 """How many characters the items in the ledger may have in total."""
 WORTH = {"money": 40, "date": 40, "file": 60, "link": 60, "id": 80, "contact": 120}
-"""How many entries newer than it is an item counts as, by kind; newer items are kept first."""
+"""The bonus for each kind of item, as a number of entries by which the item counts as newer."""
 USER_WORTH = 40
 REPEATED_WORTH = 20
-"""How many entries newer an item counts as for each repetition, up to ten."""
+"""The bonus for each repetition, up to ten, in entries by which the item counts as newer."""
 PER_MESSAGE = 12
 """How many items one message may add, so that a list of numbers can't displace the others."""
 

@@ -29,7 +29,7 @@ ALONE_SECONDS = 10
 
 
 class Index:
-    """The index of turns, by session and entry number, and of the words in them.
+    """An index of turns by session and entry number, and of the words in the turns.
 
     `path` is the file; with None, the index is kept in memory.
     """
@@ -127,7 +127,7 @@ class Index:
     # Writing
 
     def settle(self) -> None:
-        """Remove remains of forgotten words, for example after the process was killed."""
+        """Remove the remains of forgotten words, for example after the process was killed."""
         with self._writing:
             self._settle(self._open())
 

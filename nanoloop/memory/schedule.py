@@ -282,9 +282,9 @@ class Budget:
 BreakerState = Literal["closed", "open", "half-open"]
 
 FAILURES = 3
-"""How many failures in a row, in any sessions, open the breaker."""
+"""How many failures in a row, in whichever sessions, open the breaker."""
 BREAKER_SECONDS = 60
-"""How long the breaker then stays open before a single call tests the model."""
+"""How long an open breaker blocks calls before a single call tests the model."""
 
 
 class Breaker:

@@ -93,7 +93,7 @@ def summary_request(
 
 
 def calls_of(said: Iterable[Entry | Mapping[str, Any]], *, chars: int) -> list[list[str]]:
-    """Split everything into the lines for each call needed to summarise it; at least one call.
+    """Split what is to be summarised into the lines for each call; return at least one call.
 
     A line that is too long for one call is split, and nothing is left out.
     """
@@ -186,7 +186,7 @@ def line_size(entry: Entry) -> int:
 
 
 LEAST_CHARS = 1000
-"""The smallest size of a call, however short the model's context seems to be."""
+"""The lowest limit for the characters in a call, however short the model's context seems."""
 _ABOUT_THE_TEXT = (AnswerRefused, ContextTooLong)
 """Failures that don't indicate a problem with the model."""
 

@@ -79,7 +79,7 @@ class Conversation:
         """How many of the newest pending entries `release` keeps in memory."""
         self._clock = clock
         self.archiving: Archive | None = None
-        """If set, receives the oldest messages beyond its limit."""
+        """The archive that receives the oldest messages beyond its limit, or None."""
         self.tracker = ChangeTracker()
         """Tracks which parts of the conversation are durable."""
         self._state: dict[str, Any] = {}

@@ -129,7 +129,7 @@ def _as_pinned(entry: Entry) -> list[Passage]:
 
 
 def source_of(said: Passage, entry: Entry) -> dict[str, Any]:
-    """Return a quote's source: the speaker, the account, and how it was said unless typed."""
+    """Return a quote's source: the speaker, the account and, if not typed, how it was said."""
     by = said.speaker if said.kind == "overheard" else said.by
     is_named = said.kind in {"overheard", "report"} or entry.metadata.get(GROUP)
     if by is None or not is_named:

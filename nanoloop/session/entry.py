@@ -35,7 +35,7 @@ def fresh_id() -> str:
 
 
 def short_id() -> str:
-    """Return a part of such an id, for what only has to differ from the few ids beside it."""
+    """Return part of a unique id, for use where only a few ids must be told apart."""
     return fresh_id()[10:24]
 
 
@@ -218,7 +218,7 @@ def entries_in(stored: Iterable[Mapping[str, Any]]) -> list[Entry]:
 
 
 def dated(entries: list[Entry]) -> list[Entry]:
-    """Replace unreadable times by the previous entry's, so that no entry is lost.
+    """Replace each unreadable time with the previous entry's, so that no entry is lost.
 
     Entries before the first readable time get this time.
     """
@@ -327,15 +327,15 @@ _UNFINISHED = re.compile(
 
 
 class PiecesWithoutFiles:
-    """Does the same for streamed pieces: what may be the start of a file's id is held back."""
+    """Removes files' ids from a streamed answer; a piece that may begin an id is held back."""
 
     def __init__(self, has_files: Callable[[], bool]) -> None:
-        """`has_files` returns whether the session has files that can be named."""
+        """Create the filter; `has_files` returns whether the session has files to be named."""
         self._has_files = has_files
         self._rest = ""
 
     def __call__(self, piece: str) -> str:
-        """Return what may be shown now."""
+        """Return the text that may be shown now."""
         text, self._rest = self._rest + piece, ""
         unfinished = _UNFINISHED.search(text)
         if unfinished and _may_name(unfinished[0]) and self._has_files():

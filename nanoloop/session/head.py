@@ -52,7 +52,7 @@ def numbered(session_id: str) -> Iterator[str]:
 
 
 def id_for_key(key: str) -> str:
-    """Return the id of a routing key's first session, which is the key itself if it is safe.
+    """Return the id of a routing key's first session, which is the key itself if the key is safe.
 
     For any other key, the id consists of its readable part and a digest that makes it unique.
     """

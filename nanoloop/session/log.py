@@ -222,7 +222,7 @@ class Log:
         return gone
 
     def reword(self, entries: Mapping[int, Entry]) -> None:
-        """Have these entries in the places of those with their numbers, where these are shown."""
+        """Replace the entries that have the same numbers as these, in memory and in the window."""
         self._entries = [entries.get(e.seq, e) for e in self._entries]
         if self._shown is not None:
             self._shown = [entries.get(e.seq, e) if e.seq else e for e in self._shown]

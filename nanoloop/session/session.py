@@ -131,7 +131,7 @@ class Session(Conversation):
 
     @property
     def created_at(self) -> datetime:
-        """The time of creation."""
+        """The time at which the session was created."""
         return self.about.created_at
 
     @property
@@ -298,9 +298,9 @@ class Session(Conversation):
             return fork
 
     def erase_words(self, person: Person, words: ErasedWords) -> None:
-        """Erase what a person said here, with what was made of it, and begin a new epoch.
+        """Erase what a person said here and all that was derived from it; begin a new epoch.
 
-        A store's `erase_words` makes it last.
+        A store's `erase_words` makes the erasure durable.
         """
         with self.lock:
             title, awaiting, pins = self.about.title, self._awaiting, self._summary.pins
@@ -403,7 +403,7 @@ class Session(Conversation):
         self._handlers.provider = provider
 
     def set_policy_handler(self, handler: Handler | None) -> Self:
-        """Use this handler, which maps (full, current, settings) to a decision, not the rules."""
+        """Replace the rules by a handler, which maps (full, current, settings) to a decision."""
         self._handlers.policy = handler
         return self
 

@@ -29,7 +29,7 @@ attachments.
 ERASED_QUOTE = "erased"
 """The key of a stored quote whose words were erased; it says neither what was said nor by whom."""
 ERASED_WORDS = "(these words were erased)"
-"""What such a quote is shown as."""
+"""The text shown for a quote whose words were erased."""
 
 Kind = Literal[
     "said", "quote", "forward", "overheard", "edit", "retraction", "report", "file", "unclear"
@@ -135,41 +135,41 @@ def quotes_of(entry: Entry) -> Iterator[Quote]:
 
 
 Person = tuple[str, str]
-"""Somebody's account: the platform, and the id there."""
+"""A person's account: the platform, and the person's id there."""
 
 
 def person_in(stored: Any) -> Person | None:
-    """The account of a stored speaker; None if it has none, or is the bot's."""
+    """Return a stored speaker's account; None if there is none, or if the bot is the speaker."""
     by = speaker_in(stored)
     return (by.platform, by.id) if by is not None and by.id and not by.is_me else None
 
 
 def sender_in(metadata: Mapping[str, Any]) -> Person | None:
-    """The account that sent a message with this metadata, if it says so."""
+    """Return the account that sent the message, if its metadata names one."""
     speech = metadata.get(SPEECH)
     return person_in(speech.get("by")) if isinstance(speech, Mapping) else None
 
 
 def stored_quotes(metadata: Mapping[str, Any]) -> list[Any]:
-    """What others said in a message with this metadata, in the stored form."""
+    """Return the stored form of a message's quotes from the message's metadata."""
     speech = metadata.get(SPEECH)
     quotes = speech.get("quotes") if isinstance(speech, Mapping) else None
     return quotes if isinstance(quotes, list) else []
 
 
 def with_quotes(metadata: Mapping[str, Any], quotes: list[Any]) -> dict[str, Any]:
-    """The same metadata with these stored quotes."""
+    """Return the metadata with these stored quotes."""
     return {**metadata, SPEECH: {**metadata[SPEECH], "quotes": quotes}}
 
 
 def erased_quote(quote: Any) -> dict[str, Any]:
-    """What is left of a stored quote whose words were erased."""
+    """Return the remains of a stored quote whose words were erased."""
     kind = quote.get("kind") if isinstance(quote, Mapping) else None
     return {"kind": kind, ERASED_QUOTE: True}
 
 
 def people_in(entry: Entry) -> list[Person]:
-    """Whose words a message holds: its sender's, and those of the people whom it quotes."""
+    """Return the people whose words a message contains: its sender and those whom it quotes."""
     metadata = entry.metadata
     if SPEECH not in metadata:
         return []
@@ -179,13 +179,13 @@ def people_in(entry: Entry) -> list[Person]:
 
 
 def names_in(entry: Entry) -> dict[Person, str]:
-    """The name of each person whose words a message holds."""
+    """Return the name of each person whose words a message contains."""
     speakers = (speaker_of(entry), *(quote.speaker for quote in quotes_of(entry)))
     return {(by.platform, by.id): name_of(by) for by in speakers if by and by.id and not by.is_me}
 
 
 def without_words_of(entry: Entry, person: Person) -> Entry | None:
-    """The entry without what this person says in it; None if it is that person's own message."""
+    """Return the entry without this person's words; None if it is the person's own message."""
     if sender_in(entry.metadata) == person:
         return None
     quotes = stored_quotes(entry.metadata)
@@ -199,9 +199,9 @@ def _is_of(quote: Any, person: Person) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Askers:
-    """Whose words the newest turn of a log is about: its answer may repeat them.
+    """The people whose words may be repeated in the answer of a log's newest turn.
 
-    They are those who asked, and those whom they quoted, also if several messages are answered at
+    They are those who asked, and those whom they quoted, even if several messages are answered at
     once or steer the turn.
     """
 
@@ -209,7 +209,7 @@ class Askers:
     is_answered: bool = True
 
     def after(self, entry: Entry, people: Sequence[str]) -> Askers:
-        """The same once this entry, with the words of these people, follows."""
+        """Return the people to consider after this next entry, which has these people's words."""
         if entry.role == "user":
             before = () if self.is_answered else self.people
             return Askers(tuple(dict.fromkeys((*before, *people))), is_answered=False)
@@ -220,17 +220,17 @@ class Askers:
 
 @dataclass(slots=True)
 class ErasedWords:
-    """What goes when a person's words are erased in a session."""
+    """The entries affected when a person's words are erased in a session."""
 
     gone: dict[int, Entry] = field(default_factory=dict)
-    """The person's own messages, and the answers to what has words of theirs, by number."""
+    """The person's messages, and the answers to any message that quotes the person, by number."""
     left: dict[int, Entry] = field(default_factory=dict)
-    """Others' messages without what they quote of that person."""
+    """Other people's messages, by number, without their quotes of the person."""
     waiting: list[Entry] = field(default_factory=list)
-    """Messages that wait, with words of that person."""
+    """The waiting messages that contain the person's words."""
 
     def take(self, entry: Entry, person: Person, *, is_answer: bool) -> None:
-        """Note what becomes of an entry; `is_answer` if it may repeat words of that person."""
+        """Record what becomes of an entry; `is_answer` if it may repeat the person's words."""
         if entry.role == "user":
             left = without_words_of(entry, person)
             if left is None:
@@ -241,12 +241,12 @@ class ErasedWords:
             self.gone[entry.seq] = entry
 
     def __len__(self) -> int:
-        """In how many messages there was something."""
+        """Return how many messages contained the person's words."""
         return len(self.gone) + len(self.left) + len(self.waiting)
 
     @property
     def seqs(self) -> set[int]:
-        """The numbers of all these entries."""
+        """The numbers of all affected log entries."""
         return {*self.gone, *self.left}
 
 

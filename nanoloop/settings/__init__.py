@@ -105,17 +105,17 @@ class ToolServerSettings(Section):
     command: Names = Field(default=(), examples=[["mcp-server-filesystem", "/srv/docs"]])
     """The program to start, with its arguments."""
     url: Annotated[str, AfterValidator(_address_or_none)] = ""
-    """Instead of a command: the address of a server (streamable HTTP)."""
+    """The address of a server (streamable HTTP), instead of a command."""
     headers: dict[str, SecretStr] = Field(default_factory=dict, examples=[{}])
     """HTTP headers for each request to the url, such as a key; never shown."""
     env: Names = Field(default=(), examples=[["GITHUB_TOKEN"]])
     """Environment variables to pass to the program in addition to the usual ones."""
     tools: Names | None = Field(default=None, examples=[["read_*", "!read_media_file"]])
-    """Which of its tools to use: names, or globs; `!` excludes. Default: all."""
+    """Which of the server's tools to use: names or globs (`!` excludes); by default, all."""
     timeout_seconds: Seconds | None = Field(default=None, examples=[20])
-    """How long it may take to start, and to answer a call; default: tools.timeout_seconds."""
+    """How long the server may take to start or to answer; default: tools.timeout_seconds."""
     enabled: bool = True
-    """Whether to use it."""
+    """Whether to use the server."""
 
 
 def _server_table(_: str) -> type[BaseModel]:
@@ -139,7 +139,7 @@ class ToolSettings(PluginTables):
     )
     """Your own functions as tools, by name; modules may be in the data folder's `tools`."""
     budget_tokens: Annotated[int, Field(ge=0), Unit("tokens")] = defaults.TOOL_BUDGET_TOKENS
-    """How much the tools of servers may take in each request; the model looks up the rest."""
+    """How much the servers' tools may take in each request; the model looks up the rest."""
     servers: Annotated[
         dict[str, ToolServerSettings],
         ByName(_server_table, usual=ToolServerSettings, example="files"),
@@ -220,7 +220,7 @@ class SessionSettings(Section):
 
 
 class RecallSettings(Section):
-    """Search in earlier messages, with the command /recall and the tool `recall`."""
+    """Search in earlier messages, with the /recall command and the `recall` tool."""
 
     enabled: bool = True
     """Index messages for the search: in the data folder, or in memory if they are encrypted."""

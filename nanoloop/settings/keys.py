@@ -65,7 +65,7 @@ def known_settings(model: type[BaseModel], above: str = "") -> Iterator[tuple[st
 
 
 def setting(model: type[BaseModel], path: tuple[str, ...]) -> FieldInfo | None:
-    """Return the setting or table at this path, or None; raise `SettingsError` like `ByName`."""
+    """Return the setting or table at this path, or None; same errors as `ByName`."""
     field: FieldInfo | None = FieldInfo(annotation=model)
     for name in path:
         field = setting_in(field, name) if field else None

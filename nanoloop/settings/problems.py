@@ -169,7 +169,7 @@ def all_gone(said: Mapping[str, Any], above: str = "") -> Iterator[Problem]:
 
 
 def is_table_gone(key: str) -> bool:
-    """Return True if a table of this name once existed and had only removed settings."""
+    """Return True for the name of a former table whose settings have all been removed."""
     return any(name.startswith(f"{key}.") for name in GONE)
 
 
@@ -261,7 +261,7 @@ def _no_agent(settings: Settings) -> Problem | None:
 
 
 def _no_function(name: str, function: str) -> Problem | None:
-    """Check a tool's name, and that of its function."""
+    """Check a tool's name and its function's name."""
     key = f"tools.functions.{name}"
     if not _TOOL.fullmatch(name):
         text = f"{key} is not a tool's name: use up to 64 letters, digits, _ and -"
@@ -274,7 +274,7 @@ def _no_function(name: str, function: str) -> Problem | None:
 
 
 def _server(settings: Settings, name: str) -> Iterator[Problem]:
-    """Check a tool server's name, and that it has one place."""
+    """Check a tool server's name, and that it has either a command or a url."""
     own, key = settings.tools.servers[name], f"tools.servers.{name}"
     if not _SERVER.fullmatch(name):
         text = f"{key} is not a server's name: use up to 30 letters, digits, - and single _"
@@ -296,7 +296,7 @@ def _server(settings: Settings, name: str) -> Iterator[Problem]:
 
 
 def _agent_window(settings: Settings, name: str) -> Problem | None:
-    """Check an agent's window limits; the general limits apply where it sets none."""
+    """Check an agent's window limits; the general limits apply if the agent sets none."""
     own = settings.agents[name]
     low, high = f"agents.{name}.message_buffer_min", f"agents.{name}.message_buffer_limit"
     keep = own.message_buffer_min or settings.message_buffer_min

@@ -64,7 +64,7 @@ EVERYWHERE = (
         if vendor.address
     ),
 )
-"""Variables that other programs use too, weaker before stronger; our own override them all."""
+"""Variables that other programs use too, from weak to strong; our own override them all."""
 _MODELS = {"model", "summary_model", "fallback_model"}
 """The last parts of the keys that name a model."""
 _OF_ALL_PROGRAMS = {name for name, _ in EVERYWHERE}
@@ -117,7 +117,7 @@ S = TypeVar("S", bound=BaseSettings)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The settings of one file, the environment or the command line."""
+    """The settings from one file, the environment or the command line."""
 
     table: dict[str, Any] = field(default_factory=dict)
     places: Mapping[str, Origin] = field(default_factory=dict)
@@ -361,7 +361,7 @@ class _Read:
 
     path: Path
     sources: tuple[Source, ...]
-    """The sources in them, strongest first: the settings file overrides the agents' files."""
+    """The sources in the files, strongest first: the settings file overrides the agents' files."""
     digest: str = ""
     left_out: LeftOut | None = None
     is_there: bool = True

@@ -38,13 +38,13 @@ class LeftOut:
     path: Path
     digest: str
     said: Mapping[str, Any] = field(repr=False)
-    """The values that don't count, by their dotted keys."""
+    """The values that are left out, by their dotted keys."""
     is_refused: bool = False
     """True if the user has decided not to trust the file."""
 
     @property
     def sentence(self) -> str:
-        """A sentence with the settings that don't count, and the next step."""
+        """A sentence with the settings that are left out, and the next step."""
         names = [*self._names()]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         return (
@@ -92,7 +92,7 @@ class Trust:
     def answer(self, path: Path, digest: str, *, is_trusted: bool) -> None:
         """Store the user's answer about this content; it replaces any earlier answer.
 
-        Raise `SettingsError` if it can't be written.
+        Raise `SettingsError` if the answer can't be stored.
         """
         self._keep(path, {"sha256": digest, "trusted": is_trusted})
 

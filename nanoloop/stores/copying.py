@@ -118,7 +118,7 @@ async def _copy_one(
 
 
 async def _theirs(target: DatabaseStore, name: str) -> StoredSnapshot | str | None:
-    """Return the target's session with this name, why it can't be read, or None if missing."""
+    """Return the target's session, the reason why it can't be read, or None if missing."""
     try:
         return await taken(target, name)
     except SessionNotFound:

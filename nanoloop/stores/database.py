@@ -34,7 +34,7 @@ FORGET_NODE_SECONDS = 3600.0
 HEARD_SECONDS = 72 * 3600
 """How long message ids are kept."""
 COMMIT_ID = "commit"
-"""The head's field for the id of the commit that wrote it."""
+"""The field for the id of the commit that wrote the head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Commit:
 
     @property
     def window(self) -> int:
-        """The lowest number that the window shows after the commit."""
+        """The lowest entry number that the window shows after the commit."""
         return window_start(self.head)
 
     @property
@@ -154,7 +154,7 @@ class StoredSession:
     ) -> StoredSession | SessionDamaged:
         """Read a session's overview from its row.
 
-        For a damaged session, the error is returned rather than raised, so that no list stops.
+        The error for a damaged session is returned, not raised, so that listing can go on.
         """
         try:
             with decoding(session_id):
@@ -172,7 +172,7 @@ TRIED_LIMIT = 8
 
 
 class TriedCommits:
-    """The commits that each session object has tried and whose outcome it doesn't know.
+    """The commits that each session object has tried, and whose outcome is unknown.
 
     A commit's reply may get lost. The random id in the head shows which commit was written last.
     """

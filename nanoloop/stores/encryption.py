@@ -60,7 +60,7 @@ class KeySeal:
         return self._ciphers[name].open(code, place)
 
     def cipher(self, keys: Iterable[bytes]) -> Cipher:
-        """Return a cipher made from all of these keys; decrypting takes every one of them."""
+        """Return a cipher made from all of these keys, all of which are needed to decrypt."""
         return Cipher(_derived(b"".join(keys), b"keys", 32))
 
     def open_former(self, text: str) -> bytes:

@@ -99,7 +99,7 @@ class _Memory:
         """The kind of pending work for each session that has some."""
         self._keys: dict[str, str] = {}
         self._nodes: dict[str, tuple[float, Node]] = {}
-        """The time of each process's last heartbeat, by this machine's clock, and the process."""
+        """Each process, with the time of its last heartbeat by this machine's clock."""
         self._heard: dict[tuple[str, str], int] = {}
 
     async def insert(self, commit: Commit, *, over: int | None) -> bool:

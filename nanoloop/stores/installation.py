@@ -19,7 +19,7 @@ from nanoloop.files import read_file, save_json
 from nanoloop.protocols import Store
 
 KEY = "nanoloop:installation"
-"""The key bound to the newest folder's id; followed by an id, the key for that folder."""
+"""The key bound to the newest folder's id; with an id appended, the key for that folder."""
 
 
 class Installation:

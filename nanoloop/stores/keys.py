@@ -58,7 +58,7 @@ class KeyDestroyed(Exception):
 
 
 class KeysWanted(Exception):
-    """Something can't be encrypted until these keys are made, which blocks."""
+    """Data can't be encrypted until these keys are made, and making them blocks."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class KeysFile:
         return self._gone[name][0] if name in self._gone else None
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Return the missing ones among these keys, after reading what other processes added."""
+        """Return which of these keys are missing, after reading what other processes added."""
         self.refresh()
         return [name for name in dict.fromkeys(names) if name not in self._keys]
 
@@ -216,7 +216,7 @@ class KeysFile:
     # Sealing
 
     def seal(self, names: Sequence[str], data: bytes, place: bytes) -> str:
-        """Return these bytes as text that takes all of these keys, and this place, to decrypt.
+        """Encrypt these bytes as text that only all of these keys and this place can decrypt.
 
         Raise `KeysWanted` if one of the keys has yet to be made.
         """
@@ -422,7 +422,7 @@ class SessionKeys:
         self._born = born
         self._dying = dying
         self.log = (f"{born}-log",)
-        """The key for what no person said."""
+        """The key for texts that are nobody's words."""
         self.mixed = (f"{born}-mixed-{edition}",)
         """The key for texts made from several people's words."""
 

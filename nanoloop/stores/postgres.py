@@ -394,7 +394,7 @@ LATERAL (
 ) AS shown
 WHERE id = $1
 """
-    """Flat, so that the range of entries is bounded, however the server plans the query."""
+    """The query for a window; its form keeps the range of entries bounded in any query plan."""
     between: str = """
 SELECT seq, content FROM {schema}.entry
 WHERE session = (SELECT number FROM {schema}.session WHERE id = $1)

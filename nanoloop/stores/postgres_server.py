@@ -51,7 +51,7 @@ SELECT set_config('statement_timeout', $1, false), set_config(
 
 
 class Connections:
-    """A limited number of connections for each event loop, which can't share them."""
+    """A limited number of connections per event loop; event loops can't share connections."""
 
     def __init__(
         self,
@@ -585,7 +585,7 @@ END $$;
 COMMENT ON FUNCTION {schema}.readable IS
     'A value to be asked: ? for NUL and for halves of characters, which jsonb has no place for';
 """
-"""Store values as `json`, which keeps them as they were written, and no part of them twice."""
+"""Store values as `json`, which keeps them as they were written, and store no part twice."""
 
 _OWING = """
 -- An older version that is connected finds no place for what it would write: it writes no session

@@ -430,7 +430,7 @@ class RedisKeys:
         self._prefix = prefix
         self.format = f"{prefix}:format".encode()
         self.nodes = f"{prefix}:nodes".encode()
-        """The Redis key of the hash of living processes."""
+        """The Redis key for the hash of living processes."""
 
     def of(self, session_id: str) -> tuple[bytes, ...]:
         """Return a session's Redis keys: for its data, its entries, and its shard's lists."""

@@ -317,7 +317,7 @@ return {
   table.concat(lines, '\\n'), kept.past,
 }
 """)
-"""Read a session: given `window`, with the entries of its window; given `about`, without."""
+"""Read a session, with its window's entries for `window`, or without entries for `about`."""
 
 BETWEEN = Script("""#!lua flags=no-writes
 local session, entries = unpack(KEYS)
@@ -366,7 +366,7 @@ if (redis.call('HGET', KEYS[1], key) or '') ~= was then return 0 end
 redis.call('HSET', KEYS[1], key, session)
 return 1
 """)
-"""Bind a chat's key if it is bound to `was`, or unbound for an empty `was`."""
+"""Bind a chat's key if its present binding is `was`; an empty `was` means unbound."""
 
 BEAT = Script("""#!lua flags=allow-oom
 local id, told, lives, forgotten_after = unpack(ARGV)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nanoloop.stores.database import Database
 
 MARK = "n2"
-"""The start of each encrypted text; texts of earlier versions can be decrypted in any place."""
+"""The prefix of each encrypted text; texts from earlier versions can be decrypted anywhere."""
 SEALED = "_sealed"
 LOOKED_AT = 64
 """How many sessions of a store without a record are looked at before it is used."""
@@ -55,9 +55,9 @@ class SealRecord:
     keys: tuple[str, ...]
     """The names of all keys that may have encrypted something in the store."""
     is_whole: bool
-    """True if nothing is left in plain text or as an earlier version encrypted it."""
+    """True if all data is encrypted, and none of it as earlier versions did."""
     secret: bytes
-    """The secret for digests that only processes with a key can make; a new key keeps it."""
+    """The secret for digests that only processes with a key can make; new keys don't change it."""
     keys_id: str = ""
     """The id of the file with the sessions' own keys; "" if they have none."""
 
@@ -75,7 +75,7 @@ class SealRecord:
 
     @classmethod
     def of(cls, text: str, seal: Seal | None) -> Self:
-        """Read the record; raise `NotReadable` unless the seal has every key that it names."""
+        """Read the record; raise `NotReadable` unless the seal has every key named there."""
         try:
             value = json.loads(text)
             proof = str(value.pop("proof"))

@@ -34,7 +34,7 @@ class FolderSealing:
     """
 
     def __init__(self, folder: Path, seal: Seal | None = None) -> None:
-        """Raise `NotReadable` if the folder is encrypted and a key is missing, or `DiskRefused`."""
+        """Read the folder's record; raise `NotReadable` if a key is missing, or `DiskRefused`."""
         self.folder = folder
         self._sealing = Sealing(seal)
         self._read_record()

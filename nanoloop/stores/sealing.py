@@ -105,7 +105,7 @@ class Sealing:
                 return
 
     async def prepare(self, database: Database, *, now: int) -> None:
-        """Add the key that encrypts from now on to the store's record."""
+        """Add to the store's record the key that encrypts from now on."""
         while not self.may_write:
             was = await database.bound(RECORD)
             if was is None:
@@ -129,7 +129,7 @@ class Sealing:
             await self.read(database)
 
     async def finish(self, database: Database) -> None:
-        """Record that all data is encrypted with the first key; refuse any other from now on."""
+        """Record that all data is encrypted with the first key; from now on, refuse other keys."""
         await self.seal_bindings(database)
         while not await self._replace(database, self.completed(), was=await database.bound(RECORD)):
             await self.read(database)
@@ -160,14 +160,14 @@ class Sealing:
 
     @property
     def is_strict(self) -> bool:
-        """True if anything not encrypted for its place counts as damage."""
+        """True if data that is not encrypted for its place counts as damage."""
         return self.record is not None and self.record.is_whole
 
     def _is_strict_in(self, state: SealedState | None) -> bool:
         return self.is_strict or (state is not None and state.is_whole)
 
     def learn(self, text: str) -> None:
-        """Use this record of the store; raise `NotReadable` if one of its keys is missing."""
+        """Use this record from the store; raise `NotReadable` if one of its keys is missing."""
         record = SealRecord.of(text, self.seal)
         if record.keys_id:
             if self.keys_file is None:
@@ -202,7 +202,7 @@ class Sealing:
         return self._in(changed(self.record, keys_id=keys_id))
 
     def completed(self) -> str:
-        """Return the record which states that everything is encrypted with the first key."""
+        """Return a record that states that everything is encrypted with the first key."""
         assert self.seal is not None  # noqa: S101 - as above
         assert self.record is not None  # noqa: S101 - something was sealed before
         return self._in(changed(self.record, keys=self.seal.names[:1], is_whole=True))
@@ -270,7 +270,7 @@ class Sealing:
         erases: Sequence[Person] | None = None,
         may_add: bool = False,
     ) -> Commit:
-        """Return the changes, encrypted on the basis of `state`; pass `is_all` for a whole session.
+        """Return the changes, encrypted to follow `state`; pass `is_all` for a whole session.
 
         With `erases`, these people get new keys, and so do texts made from several people's words.
         Raise `KeysWanted` if keys must be made, unless it `may_add` them, which blocks.
@@ -410,7 +410,7 @@ class Sealing:
     def _head(
         self, head: Mapping[str, Any], session_id: str, state: SealedState
     ) -> Mapping[str, Any]:
-        """Return the head, with entries encrypted that only a handler's window contains."""
+        """Return the head, after encrypting any entries that only a handler's window contains."""
         names = self.keys_of(state).mixed if state.is_keyed else ()
         shown = [
             self._sealed(entries_in([item])[0], session_id, state, names).to_dict()
@@ -474,7 +474,7 @@ class Sealing:
             raise SessionDamaged(session_id, "its head was changed after encryption") from error
 
     def opened(self, snapshot: StoredSnapshot) -> StoredSnapshot:
-        """Return the decrypted snapshot; raise `StoreError` if that is impossible.
+        """Return the decrypted snapshot; raise `StoreError` if it can't be decrypted.
 
         Anything whose key was destroyed counts as erased, even in an older snapshot.
         """
@@ -685,7 +685,7 @@ class Sealing:
         return changed(commit, head=self._tagged(commit.head, session_id, state))
 
     def _is_settled(self, token: str) -> bool:
-        """Return True if the text is encrypted as it would be now."""
+        """Return True if the text would now be encrypted in the same way."""
         if self.is_keyed:
             return token.startswith(f"{MARK_OF_KEYS}.")
         return self._is_of_first(token)

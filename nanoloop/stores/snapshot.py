@@ -47,7 +47,7 @@ class SealedState:
     is_whole: bool = False
     """True if every part is encrypted in the current form."""
     edition: int = 0
-    """The number of the key for texts made from several people's words; 0 without own keys."""
+    """The number of the key for texts made from several people's words; 0 if it has no own keys."""
     dying: tuple[str, ...] = ()
     """Names of keys that are about to be destroyed, so nothing more is encrypted with them."""
     newest: str = ""
@@ -57,7 +57,7 @@ class SealedState:
 
     @property
     def is_keyed(self) -> bool:
-        """True if the session, and each person in it, has a key of their own."""
+        """True if the session and each person in it have their own keys."""
         return self.edition > 0
 
     def said(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class SealedState:
         )
 
     def is_gone(self, seq: int) -> bool:
-        """Return True if nothing may be left of this entry."""
+        """Return True if this entry was erased or lost, so that no trace of it may remain."""
         return any(first <= seq <= last for first, last in self.gone)
 
 
@@ -204,14 +204,14 @@ def first_revision() -> int:
 
 
 def window_start(head: Mapping[str, Any]) -> int:
-    """Return the lowest number that the window shows."""
+    """Return the lowest entry number that the window shows."""
     shown = [seq for seq in head.get("shown") or () if isinstance(seq, int)]
     start = int(head.get("window", 1))
     return start if head.get("shown") is None else min([*shown, int(head.get("last", 0)) + 1])
 
 
 def pending_start(head: Mapping[str, Any]) -> int:
-    """Return the lowest number that no summary covers."""
+    """Return the lowest entry number that no summary covers."""
     return max(int(head.get("covered", 0)), int(head.get("start", 1)) - 1) + 1
 
 
@@ -365,7 +365,7 @@ class MendedHead(dict[str, Any]):
     """A head whose invalid numbers were replaced, in a way that loses no message."""
 
     names: tuple[str, ...] = ()
-    """The names of these numbers."""
+    """The names of the replaced numbers."""
 
 
 def _mended(head: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -395,7 +395,7 @@ def write_rebind(connection: Connection, key: str, session_id: str, was: str | N
 
 
 EVER = 1 << 62
-"""Greater than any entry's number."""
+"""A number greater than any entry's."""
 
 _SESSION = "SELECT number, head, window_seq, size, rev, updated_at FROM session WHERE id = ?"
 _SECTIONS = "SELECT name, value FROM section WHERE session = ?"

@@ -158,7 +158,7 @@ class SessionFile:
             return _at_once(connection, work, *args, **kwargs)
 
     def _look(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Like `read`, but take no lock if nobody has the file open."""
+        """Like `read`, but without a lock if nobody has the file open."""
         while True:
             still = self.opening.stillness
             try:
@@ -234,7 +234,7 @@ LOG_BYTES = 4_096_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqliteConnector:
-    """Where the file is, and how to open it."""
+    """The path of the file, and the ways to open the file."""
 
     path: Path
     fsync: bool
@@ -281,7 +281,7 @@ class SqliteConnector:
             format_of(connection, str(self.path))
 
     def told_damage(self, error: sqlite3.DatabaseError) -> StoreError:
-        """Return the error for a damaged file, which tells what will happen to it."""
+        """Return the error for a damaged file, which says what will happen to the file."""
         failed = f"the store in {self.path} failed: {error}"
         try:
             self._look()
@@ -350,7 +350,7 @@ class SqliteConnector:
     def reader(self, *, touching: bool = True) -> sqlite3.Connection:
         """Return a connection that reads committed data; raise `StoreError` for an older format.
 
-        Without `touching`, nothing is locked or created, so nobody may have the file open.
+        Without `touching`, nothing is locked or created; nobody else may have the file open then.
         """
         if not self.inode:
             return self._nothing()
@@ -507,7 +507,7 @@ _PART = "SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part")
 
 
 def upgrade(connection: sqlite3.Connection, name: str) -> None:
-    """Give the file this version's tables, all or none; raise `StoreError` if that fails."""
+    """Upgrade the file to this version's tables, or change nothing and raise `StoreError`."""
     if format_of(connection, name) == len(UPGRADES):
         return
     with transaction(connection):

@@ -87,7 +87,7 @@ class DatabaseStore:
         self._tried = TriedCommits()
         self._closed = anyio.Event()
         self._is_ready = False
-        """True once the record of the encryption was read."""
+        """True once the encryption record was read."""
         self._swept_in: TaskGroup | None = None
         self.sweep_seconds: float = SWEEP_SECONDS
         """How often expired data is removed, inside `async with`."""
@@ -351,7 +351,7 @@ class DatabaseStore:
                 await wrap(keys_file.destroy)(state.dying)
 
     async def words_of(self, session_id: str, person: Person) -> ErasedWords:
-        """Return all that this person said in a session, even if undone, with the answers.
+        """Return everything that this person said in a session, even if undone, with the answers.
 
         The errors are those of `get`.
         """
@@ -420,7 +420,7 @@ class DatabaseStore:
         return await wrap(self._snapshot)(stored, after=0)
 
     async def restore(self, snapshot: StoredSnapshot, *, replace: bool = False) -> None:
-        """Store a session as another store had it; raise `SessionExists` unless `replace`."""
+        """Store a session just as another store had it; raise `SessionExists` unless `replace`."""
         name = snapshot.name
         await self.order.write(name, lambda: self._restore(name, snapshot, may_replace=replace))
 
@@ -491,7 +491,7 @@ class DatabaseStore:
             yield message
 
     async def hear(self, messages: Sequence[HeardMessage]) -> None:
-        """Record these messages as another store had them."""
+        """Record these messages just as another store recorded them."""
         await (await self._ready()).hear(messages)
 
     async def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
@@ -600,7 +600,7 @@ class DatabaseStore:
         await self.sealing.prepare(await self._ready(), now=self._now())
 
     async def secret(self) -> bytes:
-        """Return the secret that all processes with a key share; a new key keeps it."""
+        """Return the secret that all processes with a key share; a new key doesn't change it."""
         await self._for_writing()
         assert self.sealing.record is not None  # noqa: S101 - written if there was none
         return self.sealing.record.secret
@@ -644,7 +644,7 @@ class DatabaseStore:
             await wrap(self.sealing.keys_file.rewrap)()
 
     async def finish_sealing(self) -> None:
-        """Record that all sessions are encrypted with the first key; others are then refused."""
+        """Record that all sessions are encrypted with the first key, and refuse other keys."""
         database = await self._ready()
         await self.sealing.finish(database)
         if (clean := getattr(database, "clean", None)) is not None:

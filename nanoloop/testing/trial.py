@@ -91,7 +91,7 @@ class Coverage:
     covered: tuple[Entry, ...]
     """The entries that the summary covers."""
     left_out: tuple[Entry, ...]
-    """Entries that a handler hides while older ones are shown; pending once those leave."""
+    """Entries hidden by a handler while older ones are shown; pending once the older ones leave."""
     violations: tuple[str, ...]
     """The inconsistencies, described without any message text; empty if there are none."""
 
@@ -200,7 +200,7 @@ class Fact:
 
     said: str
     signs: tuple[str, ...]
-    """The fact has survived if all of these are found, ignoring case."""
+    """Words that must all be found, ignoring case, if the fact has survived."""
 
     def is_in(self, text: str) -> bool:
         """Return whether this text contains the fact."""

@@ -1,4 +1,4 @@
-"""The running tool call: who asked for it, its id, and how its tool can tell the chat something."""
+"""The running tool call: its id, who asked for it, and a way for its tool to write to the chat."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_SAID = 20
 LONGEST_SAID = 4_000
 """How many characters of each text are sent."""
 CLAIM = "claim"
-"""The metadata key for the number of the turn's claim at the time of the call."""
+"""The metadata key for the turn's claim number when the call was made."""
 
 Tell = Callable[[str], Awaitable[None]]
 """Sends a text to the turn's chat."""
@@ -35,7 +35,7 @@ class CurrentCall:
     """One tool call by a model."""
 
     call: str
-    """Our own id of the call: unique, and the same if the call runs again after a restart."""
+    """Our own id for the call: unique, and the same if the call runs again after a restart."""
     tool: str = ""
     arguments: Any = None
     """The arguments that the model passed: a dict, unless they are invalid."""
@@ -46,7 +46,7 @@ class CurrentCall:
     message: str = ""
     """The text of the message that the turn answers."""
     message_id: str | None = None
-    """The channel's id of that message."""
+    """The channel's id for the message that the turn answers."""
     sender: Speaker | None = None
     """The sender of the message, if the channel says so; only the id identifies a person."""
     channel: str = ""
@@ -68,7 +68,7 @@ _running: ContextVar[CurrentCall] = ContextVar("the call that is running")
 
 
 def current_call() -> CurrentCall:
-    """Return the running call; raises LookupError if there is none."""
+    """Return the running call; raise LookupError if there is none."""
     try:
         return _running.get()
     except LookupError:
@@ -88,7 +88,7 @@ def calling(call: CurrentCall) -> Iterator[CurrentCall]:
 
 
 def call_of(call: Entry, *, claims: int) -> CurrentCall:
-    """Return the call of a log entry; `claims` is the session's present number of claims."""
+    """Return the call in a log entry; `claims` is the session's present number of claims."""
     claim = call.metadata.get(CLAIM)
     return CurrentCall(
         call=call.id,
@@ -113,7 +113,7 @@ def asked_by(call: CurrentCall, question: Entry) -> CurrentCall:
 
 
 class Outlet:
-    """Sends what the calls of a turn tell their chat while they run."""
+    """Sends to the chat what a turn's tool calls say while they run."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 UNKNOWN = "unknown"
 """Metadata key for the result of an interrupted call, which may have taken effect."""
 AGAIN = "again"
-"""Metadata key for the result of a call that failed without being certain to have had no effect.
+"""Metadata key for the result of a failed call that may still have had an effect.
 
-It has the call's id and attempts, which an equal call continues: what was sent may still arrive.
+The value has the call's id and its number of attempts, which an equal call takes over.
 """
 MOST_ATTEMPTS = 10
-"""How often an interrupted call is started at most: the call itself may end the process."""
+"""The most starts of an interrupted call, since the call itself may end the process."""
 _DONE = (
     "Already done: the same call, with the same arguments, succeeded earlier in this turn and was "
     "not run again. Its result was:\n"
@@ -97,7 +97,7 @@ class Effects:
         return self._toolbox.runs_again(tool) or self._toolbox.settles(tool)
 
     def asked(self, calls: Sequence[ToolCall]) -> list[Entry]:
-        """Return the entries for the calls of a step."""
+        """Return the log entries for a step's calls."""
         claims = self._session.claims
         return [
             Entry.tool_call(
@@ -111,7 +111,7 @@ class Effects:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[TaskGroup]:
-        """Open a task group for the calls of a step, which may send texts to the chat."""
+        """Open a task group for a step's calls, which may send texts to the chat."""
         group = anyio.create_task_group() if self._outlet is None else self._outlet.open()
         async with group as calls:
             yield calls
@@ -202,9 +202,9 @@ def with_ids(calls: Sequence[ToolCall]) -> list[ToolCall]:
 def close_calls(
     session: Session, why: str, *, since: int = 0, but: Callable[[Entry], bool] | None = None
 ) -> None:
-    """Record, for each call from `since` on without a result, why it has none.
+    """Record why the calls from `since` on that lack a result have none.
 
-    Those that `but` accepts stay open.
+    Calls that `but` accepts stay open.
     """
     for call in open_calls([e for e in session.window if e.seq >= since]):
         if but is None or not but(call):
@@ -215,7 +215,7 @@ def close_calls(
 
 
 def _as_written(arguments: Any) -> str:
-    """Return the arguments as JSON; invalid ones were kept as text."""
+    """Return the arguments as JSON; invalid arguments are already text."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 

@@ -32,12 +32,12 @@ files_here: ContextVar[tuple[Attachments, str] | None] = ContextVar("files of to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptResults:
-    """What happened to the files of one call."""
+    """What happened to the files that one call returned."""
 
     told: str = ""
-    """What the model reads about them."""
+    """What the model reads about these files."""
     facts: tuple[dict[str, Any], ...] = ()
-    """What is stored about the files beside the tool's result."""
+    """The facts about these files that are stored with the tool's result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class FileResult:
     beneath: str | Path | None = None
     """The folder that the path is relative to and must stay in; no link is followed there."""
     send: bool = True
-    """Whether to send it with the turn's answer even if the model doesn't name it there."""
+    """Whether to send the file with the answer even if the model doesn't name it there."""
 
     def __post_init__(self) -> None:
         # Here, where the tool's author sees it.
@@ -68,7 +68,7 @@ class FileResult:
 
     @property
     def shown_name(self) -> str:
-        """Return the last part of its name, with visible characters only."""
+        """Return the last part of the file's name, without invisible characters."""
         path = "" if isinstance(self.content, bytes) else str(self.content)
         last = (self.name or path).replace("\\", "/").rstrip("/").rpartition("/")[2]
         visible = "".join(sign if sign.isprintable() else " " for sign in last).strip()
@@ -76,12 +76,12 @@ class FileResult:
 
     @property
     def shown_type(self) -> str:
-        """Return its MIME type, as given or guessed from its name."""
+        """Return the file's MIME type, as given or guessed from the name."""
         known = self.mime_type or mimetypes.guess_type(self.shown_name)[0]
         return known or "application/octet-stream"
 
     def read(self) -> bytes:
-        """Return its bytes, at most `MOST_BYTES`; it blocks and raises `OSError` on failure."""
+        """Read the file, at most `MOST_BYTES`; this blocks, and raises `OSError` on failure."""
         if not isinstance(self.content, bytes):
             return read_plain(self.content, most_bytes=MOST_BYTES, beneath=self.beneath)
         if len(self.content) > MOST_BYTES:
@@ -92,7 +92,7 @@ class FileResult:
 
 
 def parted(result: Any) -> tuple[Any, Sequence[FileResult]]:
-    """Split what a tool returned into everything else and its files."""
+    """Return a tool's result without its files, and those files."""
     if isinstance(result, FileResult):
         return "", (result,)
     if not isinstance(result, list | tuple):
@@ -158,7 +158,7 @@ def _named(known: dict[str, Any]) -> str:
 
 
 def sent_with(entries: Iterable[Entry]) -> Iterator[dict[str, Any]]:
-    """Yield what is known about the files of these entries that are sent with the answer."""
+    """Yield the facts about files in these entries that are sent with the answer."""
     results = (entry.metadata.get(FILES) for entry in entries if entry.type == TOOL_RESULT)
     for files in results:
         for known in files if isinstance(files, list) else ():

@@ -1,4 +1,4 @@
-"""Tools that are not announced in full: a model finds them by words, and may call them then."""
+"""Tools that are not announced in full: a model finds them by keywords, and may then call them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from nanoloop.tokens import tools_tokens
 
 FIND_TOOLS = "find_tools"
 MOST_FOUND = 8
-"""How many tools one call brings."""
+"""The most tools that one search returns."""
 LONGEST_NAMES = 6_000
-"""How many characters of names are listed."""
+"""How many characters the list of tool names may have."""
 LONGEST_WORDS = 200
 _FOUND = "You may call these now: "
 _WORD = re.compile(r"[^\W_]+")
 
 
 class Finder:
-    """The tool that finds others. What it found stays announced while the window shows that."""
+    """The tool that finds others, which stay announced while the window shows its result."""
 
     effect: Effect = "reads"
 
     def __init__(self, later: Iterable[Tool]) -> None:
         self.later: Mapping[str, Tool] = {tool.spec.name: tool for tool in later}
-        """The tools to be found, by name; they may be called, and are not announced in full."""
+        """The tools to be found, by name, which may be called but are not announced in full."""
         names = ", ".join(self.later)
         if len(names) > LONGEST_NAMES:
             names = f"{names[:LONGEST_NAMES].rpartition(', ')[0]}, …"
@@ -49,7 +49,7 @@ class Finder:
         )
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """Find tools by words; raises `ToolError` if there is none."""
+        """Find tools by keywords; raise `ToolError` if none matches."""
         words = arguments.get("words")
         if not isinstance(words, str) or not words.strip():
             raise BadArguments("argument 'words': it is required, as a string")
@@ -59,7 +59,7 @@ class Finder:
         return f"{_FOUND}{', '.join(found)}"
 
     def _found(self, words: str) -> list[str]:
-        """The tools that fit best: those named in full, else by how many of the words they have."""
+        """Return the tools that fit best: those named in full, or else those with most keywords."""
         written = set(re.findall(r"[\w-]+", words))
         named = [name for name in self.later if name in written]
         if named:
@@ -70,7 +70,7 @@ class Finder:
         return best[:MOST_FOUND]
 
     def loaded(self, window: Sequence[Entry]) -> list[ToolSpec]:
-        """What was found in the conversation, in that order: what came first stays first."""
+        """Return the tools found in the conversation, in the order in which they were found."""
         names: dict[str, None] = {}
         for entry in window:
             if entry.type == TOOL_RESULT and entry.content.get("tool") == FIND_TOOLS:
@@ -81,7 +81,7 @@ class Finder:
 
 
 def _points(spec: ToolSpec, wanted: set[str]) -> int:
-    """How well a tool fits: a word in its name counts for more than one in its description."""
+    """Return how well a tool fits; a word in its name counts more than one in its description."""
     return 3 * len(wanted & _words_in(spec.name)) + len(wanted & _words_in(spec.description))
 
 
@@ -92,7 +92,7 @@ def _words_in(text: str) -> set[str]:
 def within_budget(
     tools: Sequence[Tool], groups: Iterable[Mapping[str, Tool]], *, tokens: int
 ) -> list[Tool]:
-    """These tools; of the groups that take more tokens together, the last are only to be found."""
+    """Return these tools; groups that exceed the budget are replaced by a tool that finds them."""
     later: list[Tool] = []
     taken = {tool.spec.name for tool in tools}
     for group in groups:

@@ -195,7 +195,7 @@ _UNDERLINE = re.compile(r"-{3,}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Docstring:
-    """A description, and a text for each argument that has one."""
+    """A function's description, and the text for each argument that has one."""
 
     description: str = ""
     arguments: dict[str, str] = field(default_factory=dict)

@@ -33,7 +33,7 @@ _OTHERS_WRITE, _OTHERS_ENTER = 0o022, 0o011
 _PREFIX = "nanoloop_tools_"
 """The prefix of those modules' names in `sys.modules`."""
 _OURS = re.compile(r" < (?:functions\.py:|<frozen importlib)")
-"""Matches the frames of an import, which follow those of the module."""
+"""Matches the stack frames of an import, which follow the module's own frames."""
 _stamps: dict[str, Stamp | None] = {}
 """The stamp of each module's file when it was loaded, by the name in `sys.modules`."""
 
@@ -51,7 +51,7 @@ def function_named(name: str, *, beside: Path | None = None, data: Path | None =
 def tool_named(
     function: str, name: str, *, taken: Collection[str], beside: Path | None, data: Path
 ) -> Tool:
-    """Return the function as a tool with this name; raise `SettingsError` if that is impossible."""
+    """Return the function as a tool with this name; raise `SettingsError` if it can't be one."""
     if name in {*taken, READ_RESULT}:
         raise SettingsError(f"there is another tool {name!r}: choose another name")
     found = function_named(function, beside=beside, data=data)
@@ -94,7 +94,7 @@ def files_run() -> list[Path]:
 
 
 def _imported(module: str, *, beside: Path | None) -> ModuleType:
-    """Import a module, also from the folder of the settings file that names it."""
+    """Import a module, which may be in the folder of the settings file that names it."""
     folder = str(beside.absolute().parent) if beside else None
     try:
         if folder and folder not in sys.path and find_spec(module.partition(".")[0]) is None:
@@ -140,7 +140,7 @@ def _stamp(there: os.stat_result) -> Stamp:
 
 
 def _fails(module: str, error: BaseException) -> SettingsError:
-    """Say where loading fails; the error's text may contain anything, even a key."""
+    """Say where loading fails, without the error's text, which may contain even a key."""
     at = _OURS.split(place_of(error))[0]
     if isinstance(error, SyntaxError):
         at = f"{Path(error.filename or module).name}:{error.lineno}"
@@ -196,7 +196,7 @@ def _of_data_folder(folder: Path, name: str) -> ModuleType | None:
 
 
 def _read(folder: Path, name: str) -> tuple[bytes, Stamp]:
-    """Read a file of code that only this user can have written; raise `OSError`."""
+    """Read a code file; raise `OSError` unless only this user can have written it."""
     is_open = bool(S_IMODE(folder.parent.stat().st_mode) & _OTHERS_ENTER)
     there = folder.lstat()
     if S_ISDIR(there.st_mode):  # anything else is refused below
@@ -209,7 +209,7 @@ def _read(folder: Path, name: str) -> tuple[bytes, Stamp]:
 
 
 def _check_ours(path: Path, there: os.stat_result, *, is_open: bool) -> None:
-    """Raise `FileRefused` if others own it, or can write it because they can enter the folder."""
+    """Raise `FileRefused` if others own the file, or can enter its folder and write to the file."""
     if there.st_uid != os.geteuid():
         raise FileRefused(path, "belongs to somebody else, so its code is not run: make it yours")
     if is_open and S_IMODE(there.st_mode) & _OTHERS_WRITE:

@@ -1,7 +1,7 @@
-"""What a tool server lists, and what of it the operator has accepted.
+"""The tools that a tool server lists, and those that the operator has accepted.
 
-What a server says about its tools is foreign text. It is bounded, and kept in the data folder: a
-tool that is new or has changed since is withheld until the operator accepts it.
+A server's description of its tools is untrusted text, which is bounded and kept in the data folder.
+A new or changed tool is withheld until the operator accepts it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from nanoloop.files import load_file, make_folder, refusal, replace_file, waited
 from nanoloop.protocols import Effect
 
 FILE = "tool_servers.json"
-"""The file in the data folder with what was accepted."""
+"""The file in the data folder that records the accepted tools."""
 LONGEST_DESCRIPTION = 4_000
 LONGEST_SCHEMA = 20_000
 """How many characters of JSON a tool's schema may have."""
 LONGEST_OWN_NAME = 200
 LONGEST_NAME = 64
-"""What model servers take."""
+"""The most characters in a tool name that model servers accept."""
 _ODD = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -34,7 +34,7 @@ class ListedTool:
     """A tool as its server describes it, bounded."""
 
     name: str
-    """The server's own name for it."""
+    """The server's own name for the tool."""
     description: str
     parameters: Mapping[str, Any]
     effect: Effect = "writes"
@@ -42,13 +42,13 @@ class ListedTool:
 
     @property
     def digest(self) -> str:
-        """Changes with anything that the model sees, or that decides how it is called."""
+        """A digest of what the model sees of the tool, and of what decides how it is called."""
         return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """What a server offers."""
+    """The tools that a server offers."""
 
     tools: tuple[ListedTool, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Listing:
 def listed_tool(
     name: str, description: str, parameters: Mapping[str, Any], *, reads: bool, idempotent: bool
 ) -> ListedTool:
-    """A tool from what its server says; raises ValueError if it can't be used."""
+    """Return a tool from its server's description; raise ValueError if it can't be used."""
     if len(name) > LONGEST_OWN_NAME:
         raise ValueError(f"its name has {len(name):,} characters, more than {LONGEST_OWN_NAME}")
     if parameters.get("type") != "object":
@@ -83,7 +83,7 @@ def listed_tool(
 
 
 def visible(text: str) -> str:
-    """The text without characters that change how it is shown, or that can't be seen."""
+    """Return the text without characters that are invisible or change how it is shown."""
     shown = "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text)
     return shown.strip()
 
@@ -101,7 +101,7 @@ def _visible_in(value: Any) -> Any:
 
 
 def name_for_model(server: str, tool: str) -> str:
-    """`server__tool`, as model servers take it; a long one is cut, and stays distinct."""
+    """Return `server__tool` as model servers accept it; a long name is cut, but stays distinct."""
     name = f"{server}__{_ODD.sub('_', tool).strip('_') or 'tool'}"
     if len(name) > LONGEST_NAME:
         mark = sha256(tool.encode()).hexdigest()[:6]
@@ -110,21 +110,21 @@ def name_for_model(server: str, tool: str) -> str:
 
 
 class Accepted:
-    """What the operator's servers offered, and what of it is accepted: a file for its user only.
+    """The tools that servers have offered, and the accepted ones, in a file for its owner only.
 
-    Whatever a server offers first is accepted: its operator has just configured it.
+    A server's first offer is accepted, because the operator has just configured the server.
     """
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / FILE
 
     def of(self, server: str) -> Listing | None:
-        """What is accepted of it; None if it has never been met. Raises `SettingsError`."""
+        """Return the server's accepted tools, or None for a new server; raise `SettingsError`."""
         known = self._read().get(server)
         return None if known is None else _accepted_in(known)
 
     def learn(self, server: str, listing: Listing) -> Listing:
-        """Note what it offers now; returns what is accepted of it. Raises `SettingsError`."""
+        """Record the server's offer, and return its accepted tools; raise `SettingsError`."""
 
         def act(known: dict[str, Any]) -> None:
             said = {"tools": [asdict(tool) for tool in listing.tools]}
@@ -134,7 +134,7 @@ class Accepted:
         return self._change(server, act)
 
     def accept(self, server: str) -> Listing:
-        """Accept what it offered last; raises `SettingsError`."""
+        """Accept the server's last offer; raise `SettingsError` if that fails."""
 
         def act(known: dict[str, Any]) -> None:
             known["accepted"] = known.get("offered", {"tools": []})

@@ -1,6 +1,6 @@
-"""Connections to MCP servers. The only file that imports `mcp`, which takes half a second.
+"""Connect to MCP servers. Only this file imports `mcp`, which takes half a second.
 
-What a server sends is foreign: it is bounded here, and none of it reaches the log.
+What a server sends is untrusted: it is bounded here, and none of it reaches the log.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MOST_BYTES = 16_000_000
 """The size of the largest message that a server may send."""
 MOST_PAGES = 50
 MOST_TOOLS = 500
-"""How many tools of one server are read."""
+"""How many of a server's tools are read."""
 CONNECT_SECONDS = 10.0
 _OK_CODES = range(300)
 _REDIRECTS = range(300, 400)
@@ -53,7 +53,7 @@ _NAME_CHARS = 100
 """How much of an unusable tool's name is shown."""
 _LINE_CHARS = 300
 _GONE = "Session terminated"
-"""What the client says if a server no longer knows our session."""
+"""The client's error message if a server no longer knows our session."""
 DECLINED = (
     "[The server asked the user something meanwhile. nanoloop can't pass such questions on yet: "
     "nobody saw it, and it was declined.]"
@@ -73,24 +73,24 @@ class ServerConnection:
 
     def __init__(self, place: ToolServerPlace) -> None:
         self.heard = 0
-        """How many messages it has sent."""
+        """How many messages the server has sent."""
         self.why_gone = ""
-        """Why it can no longer be used; empty while it can."""
+        """Why the connection can no longer be used; empty while it can."""
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
-        """What its program last wrote to standard error: for the operator's screen only."""
+        """The last lines that the server's program wrote to standard error, for the operator."""
         self.place = place
         self._client: Client | None = None
         self._asked = 0
-        """How many questions it had for the user."""
+        """How many questions the server had for the user."""
         self._has_changed = False
         self._news = anyio.Event()
         self.left_out: dict[str, str] = {}
-        """The tools of the last list that can't be used, each with the reason."""
+        """The listed tools that can't be used, each with the reason."""
         self.status = 0
         """The last HTTP status that was an error."""
 
     async def has_changed(self) -> bool:
-        """Wait until its list of tools has changed; False if it is gone."""
+        """Wait until the server's tools have changed; return False if the connection is gone."""
         while not (self._has_changed or self.why_gone):
             self._news = anyio.Event()
             await self._news.wait()
@@ -98,7 +98,7 @@ class ServerConnection:
         return not self.why_gone
 
     def end(self, why: str) -> None:
-        """Mark it as gone: the server's task then makes another connection."""
+        """Mark the connection as gone, so that the server's task makes another one."""
         self.why_gone = self.why_gone or why
         self._news.set()
 
@@ -130,7 +130,7 @@ class ServerConnection:
         )
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """Call a tool; raises `ToolError`, and `ServerGone` if the server can't be used."""
+        """Call a tool; raise `ToolError`, or `ServerGone` if the server can't be used."""
         asked = self._asked
         try:
             result = await self._able().call_tool(name, dict(arguments))
@@ -149,7 +149,7 @@ class ServerConnection:
         return [text, *files] if files else text
 
     async def read(self, uri: str) -> str:
-        """Read one of the server's resources; raises like `call`."""
+        """Read one of the server's resources; same errors as `call`."""
         try:
             result = await self._able().read_resource(uri)
         except MCPError as error:
@@ -176,7 +176,7 @@ class ServerConnection:
     # For `connected`
 
     def sift(self, message: SessionMessage) -> SessionMessage:
-        """Remove tools that would make a whole list unreadable from a message."""
+        """Remove from a message any tools that would make the whole list unreadable."""
         self.heard += 1
         body = message.message
         result = getattr(body, "result", None)
@@ -213,13 +213,13 @@ class ServerConnection:
     async def decline(
         self, context: ClientRequestContext, params: wire.ElicitRequestParams
     ) -> wire.ElicitResult:
-        """Answer a question to the user: there is no way to ask yet."""
+        """Decline a question for the user, because there is no way to ask it yet."""
         del context, params  # its words are for people, and none of them sees them
         self._asked += 1
         return wire.ElicitResult(action="decline")
 
     async def use(self, client: Client) -> None:
-        """Be ready for calls, and listen for changes until cancelled."""
+        """Accept calls, and listen for changes, until cancelled."""
         self._client = client
         # By the newer protocol they are told only to those that ask, and not every server can.
         with suppress(Exception):
@@ -228,16 +228,16 @@ class ServerConnection:
                     self._change()
 
     async def note(self, response: httpx2.Response) -> None:
-        """Remember a refusal, for the reason why there is no connection."""
+        """Remember an HTTP error status, to explain later why there is no connection."""
         if response.status_code not in _OK_CODES:
             self.status = response.status_code
 
 
 @asynccontextmanager
 async def connected(connection: ServerConnection) -> AsyncIterator[None]:
-    """Connect to its server. Enter and leave this in the same task.
+    """Connect to the server; enter and leave this context in the same task.
 
-    Raises anything, groups with cancellations in them too; `why` makes a reason of it.
+    Any exception may be raised, even a group with cancellations; `why` explains it.
     """
     place = connection.place
     transport = _program(place, connection) if place.command else _http(place, connection)
@@ -264,7 +264,7 @@ async def connected(connection: ServerConnection) -> AsyncIterator[None]:
 
 
 def why(error: BaseException, connection: ServerConnection) -> str:
-    """Why a server can't be used, in words that may be logged: never its own."""
+    """Return why a server can't be used, in words that may be logged, never the server's own."""
     if connection.why_gone:
         return connection.why_gone
     known = (_in_words(each, connection.status) for each in _each(error))
@@ -307,7 +307,7 @@ def _each(error: BaseException) -> Iterator[BaseException]:
 async def _program(
     place: ToolServerPlace, connection: ServerConnection
 ) -> AsyncGenerator[_Streams]:
-    """Run its program and exchange lines with it."""
+    """Run the server's program, and exchange lines with it."""
     keeps = (*NETWORK, *place.env)
     if which(place.command[0], path=child_environment(keeps).get("PATH")) is None:
         raise ServerGone(
@@ -354,7 +354,7 @@ async def _read_lines(
 
 
 async def _lines(stream: ByteReceiveStream) -> AsyncIterator[bytes]:
-    """The lines of a stream; raises `ServerGone` for one that does not end."""
+    """Yield a stream's lines; raise `ServerGone` if a line is too long."""
     pieces: list[bytes] = []
     size = 0
     async for chunk in stream:
@@ -381,7 +381,7 @@ async def _write_lines(
 
 
 async def _keep_words(stream: ByteReceiveStream, connection: ServerConnection) -> None:
-    """Read what it writes to standard error, and remember its last lines."""
+    """Read what the program writes to standard error, and remember the last lines."""
     rest = b""
     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         async for chunk in stream:
@@ -394,9 +394,9 @@ async def _keep_words(stream: ByteReceiveStream, connection: ServerConnection) -
 
 @asynccontextmanager
 async def _http(place: ToolServerPlace, connection: ServerConnection) -> AsyncGenerator[_Streams]:
-    """Exchange requests with the server at its url.
+    """Exchange messages with the server at its URL.
 
-    A redirect is followed within the server's origin only, so that headers go nowhere else.
+    Redirects are followed only within the server's origin, so that headers go nowhere else.
     """
     is_plain = place.url.startswith("http:")
     trusted: Any = True if is_plain else await run_sync(trusted_certificates)
@@ -431,7 +431,7 @@ async def _http(place: ToolServerPlace, connection: ServerConnection) -> AsyncGe
 
 
 class _Bounded(httpx2.AsyncBaseTransport):
-    """Answers of at most `MOST_BYTES`, not compressed, since compressed ones have no bound."""
+    """Limits responses to `MOST_BYTES`, and refuses compressed ones, whose size has no limit."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
         self._inner = inner
@@ -488,7 +488,7 @@ def _listed(tool: wire.Tool) -> ListedTool:
 
 
 def _told(block: wire.ContentBlock) -> str:
-    """A part of a result as the model reads it."""
+    """Return a part of a result as the model reads it."""
     match block:
         case wire.TextContent():
             return block.text
@@ -502,7 +502,7 @@ def _told(block: wire.ContentBlock) -> str:
 
 
 def _file(block: wire.ContentBlock) -> FileResult | None:
-    """A picture or a recording, which is sent to the chat only if the model names it."""
+    """Return a picture or recording, which is sent to the chat only if the model names it."""
     if not isinstance(block, wire.ImageContent | wire.AudioContent):
         return None
     with suppress(binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""The tool that reads more of the long files of a session, offered if there are any."""
+"""The tool that reads more of a session's long files, offered if there are any."""
 
 from __future__ import annotations
 

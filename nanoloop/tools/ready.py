@@ -107,7 +107,7 @@ def _factorial(number: Number) -> int:
 
 def _rounded(number: Number, places: Number = 0) -> Number:
     if abs(places) > _MOST_PLACES:
-        raise ValueError(f"at most {_MOST_PLACES} places")
+        raise ValueError(f"too many places: at most {_MOST_PLACES} are allowed")
     return round(number, int(places)) if places else round(number)
 
 
@@ -198,7 +198,7 @@ MOST = 20
 def make_recall_tool(
     recall: Recall, session: Callable[[], Session] = here.get
 ) -> FunctionTool[Any, Any]:
-    """Return a tool that searches the session of the turn that calls it."""
+    """Return a tool that searches the session in which it is called."""
 
     async def look_up(words: str, limit: int = 5) -> str:
         """Search this conversation for what was said earlier and is no longer in view.

@@ -1,4 +1,4 @@
-"""Large tool results: stored whole as files of their session, and read in parts."""
+"""Large tool results, which are stored whole as session files and read in parts."""
 
 from __future__ import annotations
 
@@ -119,9 +119,9 @@ class Results:
 
 
 def clipped(text: str, chars: int, *, more: str = "") -> str:
-    """Return the head and tail of a text that is too long, and say how much is left out between.
+    """Return the head and tail of a text that is too long, with a note on how much is left out.
 
-    `more` is added to that note.
+    `more` is added to the note.
     """
     left_out = len(text) - chars
     if left_out <= 0:
@@ -157,7 +157,7 @@ def _page(text: str, start: int, wanted: str) -> str:
 
 
 def _places(text: str, words: str, start: int) -> str:
-    """Return the matches of the whole phrase; if there are none, of any of its words."""
+    """Return the matches of the whole phrase or, if there are none, of any of its words."""
     each = [re.escape(word) for word in words.split()]
     found = _found(r"\s+".join(each), text, start) or _found("|".join(each), text, start)
     if not found:

@@ -1,4 +1,4 @@
-"""MCP servers as sources of tools: each is kept connected by one task of its own."""
+"""MCP servers as sources of tools; each server has a task that keeps it connected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ USEFUL_SECONDS = 10.0
 LOOK_SECONDS = 2.0
 """How often to check whether withheld tools have been accepted."""
 _NAMES = 10
-"""How many tools a line of the log names."""
+"""How many tools a log line names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +85,11 @@ class ToolServerPlace:
     url: str = ""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     env: tuple[str, ...] = ()
-    """Environment variables that its program gets in addition to the usual ones."""
+    """Environment variables that the server's program gets in addition to the usual ones."""
     tools: tuple[str, ...] | None = None
-    """Which of its tools to use: names and globs, as in an agent's list. None means all."""
+    """Which of the server's tools to use, as names and globs, like an agent's list; None: all."""
     timeout_seconds: float = 60.0
-    """How long it may take to start, and to answer a call."""
+    """How long the server may take to start, and to answer a call."""
 
 
 # Tools of a server
@@ -112,7 +112,7 @@ class ServerTool:
         )
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Run it on the server; raises `ToolError`."""
+        """Run the tool on the server; raise `ToolError` if that fails."""
 
         async def use(connection: ServerConnection) -> Any:
             return await connection.call(self.listed.name, arguments)
@@ -141,7 +141,7 @@ class ResourceTool:
         )
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Read it from the server; raises `ToolError`."""
+        """Read the resource from the server; raise `ToolError` if that fails."""
         uri = arguments.get("uri")
         if not isinstance(uri, str) or not uri:
             raise BadArguments("argument 'uri': it is required, as a string")
@@ -153,24 +153,24 @@ class ResourceTool:
 
 
 class ToolServer:
-    """One server. `run` is the only task that enters and leaves its connections."""
+    """A tool server, whose connections are entered and left only by the task in `run`."""
 
     def __init__(
         self, place: ToolServerPlace, accepted: Accepted, *, changed: Callable[[], object]
     ) -> None:
-        """`changed` is called when its tools have changed."""
+        """Create the server; `changed` is called when its tools have changed."""
         self.place = place
         self.name = place.name
         self.tool_seconds = place.timeout_seconds + FIRST_PAUSE_SECONDS  # it says more itself
         self.tools: dict[str, ServerTool | ResourceTool] = {}
         """The tools that models are told about, by the names that models see."""
         self.withheld: tuple[str, ...] = ()
-        """The tools that wait for the operator, by their own names."""
+        """The tools that the operator has yet to accept, by the server's names for them."""
         self.left_out: Mapping[str, str] = {}
         self.reason = ""
-        """Why it can't be used now; empty while it can, or is being tried."""
+        """Why the server can't be used now; empty while it can, or while a connection is tried."""
         self.last_lines: Sequence[str] = ()
-        """What its program last wrote to standard error, for the operator's screen."""
+        """The last lines that the server's program wrote to standard error, for the operator."""
         self._scope: anyio.CancelScope | None = None
         self._is_unwanted = False
         self._accepted = accepted
@@ -186,13 +186,13 @@ class ToolServer:
 
     @property
     def state(self) -> Literal["connected", "starting", "unreachable"]:
-        """Whether a call would be sent, would wait, or would fail."""
+        """The server's state, in which a call would be sent, would wait, or would fail."""
         if self._connection is not None:
             return "connected"
         return "unreachable" if self.reason else "starting"
 
     def report(self) -> Iterator[str]:
-        """Describe its state to the operator, line by line; raises `SettingsError`."""
+        """Describe the server's state to the operator, line by line; raise `SettingsError`."""
         if self.state != "connected":
             yield f"server {self.name}: not reachable, {self.reason}"
             yield from (f"  it wrote: {line}" for line in self.last_lines)
@@ -208,7 +208,7 @@ class ToolServer:
             yield f"  to accept them: nanoloop tools accept {self.name}"
 
     async def settled(self) -> None:
-        """Wait until it is connected or has failed to connect."""
+        """Wait until the server is connected, or could not be reached."""
         while self.state == "starting":
             await self._news.wait()
 
@@ -217,9 +217,9 @@ class ToolServer:
     async def use(
         self, act: Callable[[ServerConnection], Awaitable[Any]], *, may_repeat: bool
     ) -> Any:
-        """Wait for the connection, then do this with it.
+        """Wait for the connection, then run this work with it.
 
-        Raises `ToolError`; that is a `ServerGone` if it may have been done and can't be repeated.
+        Raise `ToolError`, or `ServerGone` if the work may be done and can't be repeated.
         """
         connection, heard = None, 0
         seconds = self.place.timeout_seconds
@@ -251,13 +251,13 @@ class ToolServer:
     # The task
 
     def stop(self) -> None:
-        """Stop it for good."""
+        """Stop the server permanently."""
         self._is_unwanted = True
         if self._scope is not None:
             self._scope.cancel()
 
     async def run(self) -> None:
-        """Keep it connected, retrying with backoff, until stopped."""
+        """Keep the server connected, retrying with backoff, until it is stopped."""
         with anyio.CancelScope() as self._scope:
             if not self._is_unwanted:
                 await self._run()
@@ -282,12 +282,12 @@ class ToolServer:
                 await anyio.sleep(min(pause, LONGEST_PAUSE_SECONDS))
 
     async def _try(self) -> str:
-        """Use one connection until it ends; returns why it ended."""
+        """Use one connection until it ends; return why it ended."""
         try:
             # It takes half a second to load.
             mcp: Any = await run_sync(import_module, "nanoloop.tools.mcp")
         except Exception as error:  # noqa: BLE001 - whatever a package does when it is loaded
-            return f"the package mcp can't be loaded ({type(error).__name__})"
+            return f"the mcp package can't be loaded ({type(error).__name__})"
         connection = mcp.ServerConnection(self.place)
         try:
             with anyio.fail_after(self.place.timeout_seconds) as limit:
@@ -377,10 +377,10 @@ def to_accept(server: str) -> str:
 
 
 class ToolServers:
-    """All configured servers."""
+    """All configured tool servers."""
 
     def __init__(self, places: Sequence[ToolServerPlace], *, folder: Path) -> None:
-        """Accepted tools are stored in the folder."""
+        """Create the collection; the folder has the file of accepted tools."""
         self._accepted = Accepted(folder)
         self._by_name: dict[str, ToolServer] = {}
         self._news = anyio.Event()
@@ -442,5 +442,5 @@ class ToolServers:
                 group.cancel_scope.cancel()
 
     def accept(self, name: str) -> Listing:
-        """Accept what this server offered last; raises `SettingsError`."""
+        """Accept this server's last offer; raise `SettingsError` if that fails."""
         return self._accepted.accept(name)

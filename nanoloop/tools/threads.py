@@ -1,4 +1,4 @@
-"""Threads for blocking functions: a hung one is left behind and holds up no other."""
+"""Run blocking functions in threads, so that a hung function doesn't block the others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Work:
 class Threads:
     """Runs at most `limit` calls at once. An abandoned call keeps its place until it ends.
 
-    The threads are daemons, unlike anyio's own: a hung one would keep the process from ending.
+    The threads are daemons, unlike anyio's, so that a hung one lets the process end.
     """
 
     def __init__(self, limit: int) -> None:

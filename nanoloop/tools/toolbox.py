@@ -62,14 +62,14 @@ class ToolSource:
     """The origin's name in the list of tools."""
     tools: Mapping[str, Tool]
     is_budgeted: bool = False
-    """Whether they are announced in full only while they fit into the budget."""
+    """Whether the tools are announced in full only while they fit into the budget."""
 
 
 def chosen(wanted: Sequence[str], names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the names that an agent's list chooses, and the entries that match nothing.
 
-    From first to last, an entry adds what it matches, and an entry with `!` removes what it
-    matches. A list that starts with an exclusion starts with all names.
+    Entries apply in order: each adds the names it matches or, if it begins with `!`, removes
+    them. A list that starts with an exclusion starts with all names.
     """
     picked = dict.fromkeys(names if wanted and wanted[0].startswith("!") else ())
     lost = []
@@ -105,13 +105,13 @@ class ToolOutcome:
     whole: str = ""
     """The whole result, if the model sees only its head and tail."""
     chars: int = 0
-    """The most characters of the result that the model sees."""
+    """How many characters of the result the model sees at most."""
     is_refused: bool = False
-    """True if certainly nothing was done, because the tool or its argument check refused."""
+    """True if nothing was done, because the tool or its argument check refused."""
     is_unsure: bool = False
     """True if the call failed, but what it sent may still take effect."""
     is_unknown: bool = False
-    """True if the call was interrupted, and even its tool can't tell if it took effect."""
+    """True if the call was interrupted, and not even its tool can tell if it took effect."""
 
 
 class Toolbox:
@@ -134,11 +134,11 @@ class Toolbox:
         self._tools |= {name: (tool.spec, tool) for name, tool in later.items()}
 
     def found(self, window: Sequence[Entry]) -> Sequence[ToolSpec]:
-        """The specs that the model gets too, as it has found them in this window."""
+        """The specs of tools that the model has found in this window, and therefore gets too."""
         return () if self._finder is None else self._finder.loaded(window)
 
     def plus(self, tool: Tool) -> Toolbox:
-        """The same with one more tool, unless it has one of that name."""
+        """Return a toolbox with this tool added, unless it has a tool of that name."""
         if tool.spec.name in self._tools:
             return self
         tools = [*(known for _, known in self._tools.values()), tool]
@@ -168,7 +168,7 @@ class Toolbox:
         return name in self._tools and settle_of(self._tools[name][1]) is not None
 
     async def settle(self, call: ToolCall, call_id: str) -> ToolOutcome:
-        """Find out whether the call with this id of ours took effect, without running it.
+        """Find out, without running it, whether the call with this id of ours took effect.
 
         The outcome is `is_refused` if nothing was done.
         """
@@ -228,7 +228,7 @@ class Toolbox:
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """A call in progress. Until it ends, it counts as interrupted: a tool may cancel itself."""
+    """A call in progress, which counts as interrupted until it ends: a tool may cancel itself."""
 
     call: ToolCall
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -358,7 +358,7 @@ def _plain(value: Any) -> Any:
 
 
 def told(error: BaseException) -> str:
-    """Return an error as the model reads it: our own as sentences, others with their class."""
+    """Return an error as the model reads it: ours as a sentence, any other with its class."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, ToolError):

@@ -30,13 +30,13 @@ from nanoloop.stores.snapshot import expiry, owed_session
 LOCK = ".lock"
 """The folder of locks on session names, where earlier versions locked a file."""
 MARK = ".mark"
-"""The file in that folder that all marks for pending work are links to."""
+"""The file in the lock folder to which all marks for pending work are links."""
 KEYS = "keys"
 """The folder of key bindings."""
 KEYS_LOCK = ".keys"
 """The file that is locked while a binding is checked and replaced."""
 NODES = "nodes"
-"""The folder for the living processes' files."""
+"""The folder with a file for each living process."""
 BATCH = 64
 """How many files a thread reads in one go."""
 
@@ -82,7 +82,7 @@ class FolderListing:
         self._heard: list[Event] = []
 
     def take_heard(self) -> list[Event]:
-        """Return the events to announce since the last call."""
+        """Return the events to announce that occurred since the last call."""
         heard, self._heard = self._heard, []
         return heard
 
@@ -144,7 +144,7 @@ def _written(item: os.DirEntry[str]) -> int:
 
 
 Stamp = tuple[int, int, int]
-"""The facts that change if a file is written."""
+"""The facts about a file that change when it is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class OwedListing:
         self._heard: list[Event] = []
 
     def take_heard(self) -> list[Event]:
-        """Return the events to announce since the last call."""
+        """Return the events to announce that occurred since the last call."""
         heard, self._heard = self._heard, []
         return heard
 

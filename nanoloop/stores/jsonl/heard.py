@@ -53,7 +53,7 @@ class HeardFiles:
         self._learned = 0
         """How many ids were added since they were last counted."""
         self._since = 0
-        """The last sweep forgot everything older than this."""
+        """The time before which the last sweep forgot everything."""
 
     # Recording
 
@@ -245,7 +245,7 @@ class ChatFile:
     known: ChatIds
 
     def has_any(self, names: Sequence[str], since: int) -> bool:
-        """Return True if one of these ids was recorded since then."""
+        """Return True if one of these ids was recorded at this time or later."""
         return any(self.known.ids.get(name, since - 1) >= since for name in names)
 
 
@@ -260,7 +260,7 @@ class ChatIds:
     size: int = 0
     """The offset at which the known lines end."""
     rest: bytes = b""
-    """The unfinished line after them at the last read."""
+    """The unfinished line after the known lines, as last read."""
     ids: dict[str, int] = field(default_factory=dict)
     """The time at which each id was recorded, in the order recorded."""
     obsolete: int = 0

@@ -69,7 +69,7 @@ class Journal:
         return self._file is not None
 
     def take_heard(self) -> list[Event]:
-        """Return the events since the last call."""
+        """Return the events that occurred since the last call."""
         heard, self._heard = self._heard, []
         return heard
 
@@ -281,7 +281,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A commit ready to be written; without a file there is nothing to write."""
+    """A commit ready to be written; it has no file if there is nothing to write."""
 
     stood: int | None
     file: LogFile | None = None
@@ -300,7 +300,7 @@ class Ready:
     "remove_if_expired",
 )
 class AsyncJournal(AsyncBase):  # type: ignore[type-arg] # the class takes no parameter at runtime
-    """A journal with awaitable methods, like a file of aiofiles; each call uses a thread once."""
+    """A journal with awaitable methods, each of which uses a thread once."""
 
     head: Callable[[], Awaitable[Mapping[str, Any] | None]]
     window: Callable[[], Awaitable[StoredSession | None]]
@@ -339,7 +339,7 @@ class OpenFiles:
         self._limit = max(1, limit)
         self._recent: OrderedDict[str, Journal] = OrderedDict()
         self._known: WeakValueDictionary[str, Journal] = WeakValueDictionary()
-        """Includes closed journals with work waiting for a thread, so that an id never has two
+        """All journals, even closed ones whose work waits for a thread, so that an id never has two
         journals.
         """
 
@@ -348,7 +348,7 @@ class OpenFiles:
         return len(self._recent)
 
     def journal(self, session_id: str) -> Journal:
-        """Return the only journal of this id."""
+        """Return the one journal for this id."""
         journal = self._known.get(session_id)
         if journal is None:
             journal = self._known[session_id] = self._make(session_id)

@@ -62,7 +62,7 @@ from nanoloop.stores.snapshot import as_it_is, decoding, head_of, pending_start
 
 
 class PlacedBytes(bytes):
-    """A commit as bytes for one position: the file's end when the bytes were made.
+    """A commit as bytes to write at one position, the end of the file when they were made.
 
     If another commit was written since, by a cancelled task, another event loop or another process,
     `LogFile.write` writes none of the bytes.
@@ -117,7 +117,7 @@ class LogFile(FileIO):
 
     @property
     def _there(self) -> os.stat_result | None:
-        """The file's status on disk; None if its name no longer refers to it."""
+        """The file's status on disk; None if the file's name no longer refers to it."""
         try:
             there = os.stat(self._path)  # noqa: PTH116 - called for each commit
         except FileNotFoundError:
@@ -176,7 +176,7 @@ class LogFile(FileIO):
             )
 
     def placed(self, commit: Commit) -> PlacedBytes:
-        """Return a commit's bytes for the current end; raise `StoreError` if JSON can't hold it."""
+        """Return a commit's bytes for the file's end; raise `StoreError` if it has no JSON form."""
         before = self.state
         try:
             data, after = written(commit, at=before.at, base=before.size, marks=self.marks)
@@ -382,7 +382,7 @@ def copy_of(path: Path) -> Path:
 _RENEWED = {SECTION, HEAD, METADATA}
 """The kinds of lines rewritten after the entries, each with only its newest value."""
 _DIGESTS = tuple(b'"_type":"%s"' % kind.encode() for kind in (SECTION, METADATA))
-"""Signs that an unreadable line may reveal any entry."""
+"""Signs that an unreadable line may reveal what entries say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,7 +402,7 @@ class Erasure:
 
     @classmethod
     def of(cls, file: LogFile, gone: frozenset[int]) -> Erasure:
-        """Scan the file for the facts needed."""
+        """Scan the file for the facts needed to rewrite it."""
         sections: dict[str, Any] = {}
         ids: list[str] = []
         for line in lines_from(file.fd, 0, file.state.size):

@@ -24,7 +24,7 @@ def kinds_owed(head: Mapping[str, Any]) -> frozenset[str]:
 
 
 class OwedMarks:
-    """The marks in one folder: a session without work may have one, but none with work lacks one.
+    """The marks in one folder: every session with work has one, and sessions without may have one.
 
     A mark is made before a commit that adds work, and removed after the commit that finishes it. To
     add or remove a mark, lock the session's file, or its name if there is no file. All marks are
@@ -36,7 +36,7 @@ class OwedMarks:
         self._mark = str(mark)
 
     def add(self, name: str, kinds: Collection[str]) -> None:
-        """Mark the session whose file has this name as possibly having such work."""
+        """Mark the session whose file has this name as possibly having this kind of work."""
         for kind in kinds:
             path = f"{self._folders[kind]}/{name}"
             try:
@@ -55,7 +55,7 @@ class OwedMarks:
                 os.unlink(f"{self._folders[kind]}/{name}")  # noqa: PTH108 - a part of each turn
 
     def names(self, kinds: Collection[str]) -> list[str]:
-        """Return the files, without suffix, of the sessions that may have such work."""
+        """Return the files, without suffix, of the sessions that may have this kind of work."""
         found: set[str] = set()
         for kind in kinds:
             with suppress(FileNotFoundError), os.scandir(self._folders[kind]) as marks:

@@ -232,7 +232,7 @@ CHUNK = 64 * 1024
 PROBE = 4 * 1024
 """How many bytes to read to see which entry is at an offset."""
 BREATH = 32
-"""After how many lines other threads may run."""
+"""How many lines are read before other threads get a turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +245,7 @@ class Tail:
     size: int
     """The offset at which the last whole line ends."""
     torn: int
-    """How many bytes follow, from a line that was never finished."""
+    """Number of bytes at the end of the file that belong to an unfinished line."""
     open_ended: bool
     """True if the last line is complete except for its newline."""
 
@@ -382,7 +382,7 @@ def _next_line(fd: int, offset: int, stop: int) -> int | None:
 
 
 WINDOW, PENDING = "window", "pending"
-"""The names in `at` of the positions of entries; all other names are sections."""
+"""The names of entry positions in `at`; all other names there are sections."""
 NO_HEAD: Mapping[str, Any] = {"rev": 0, "start": 1, "last": 0, "window": 1, "count": 0}
 
 
@@ -395,7 +395,7 @@ class FileState:
     size: int
     """The offset for the next line."""
     torn: int = 0
-    """How many bytes follow, from a commit that is not fully written."""
+    """Number of bytes at the end of the file that belong to an incomplete commit."""
     open_ended: bool = False
     """True if the last line lacks its newline."""
     took: tuple[str, ...] = ()
@@ -502,7 +502,7 @@ class Marks:
         del self._offsets[older]
 
     def before(self, seq: int) -> int:
-        """Return the last known position with no entry from this number on before it."""
+        """Return the last known position before all entries from this number on."""
         with self._lock:
             return self._offsets[bisect_right(self._seqs, seq) - 1]
 

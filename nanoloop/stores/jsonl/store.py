@@ -87,7 +87,7 @@ Durability = Literal["flush", "fsync"]
 WRITERS: Mapping[Durability, int] = {"flush": 1, "fsync": 8}
 """How many threads only write commits, so that long reads never delay a save.
 
-If no disk must be waited for, a second thread would only take turns with the first.
+With `flush`, no disk is waited for, so a second thread would not speed anything up.
 """
 BETWEEN_TRIES_SECONDS = (0.0005, 0.005)
 """The range of the pause between two attempts to lock a session."""
@@ -295,7 +295,7 @@ class _Folder:
         self._writers.shutdown(wait=False)
 
     async def _own(self) -> None:
-        """Give the folder this version's format; raise `StoreLocked` if an earlier one runs."""
+        """Upgrade the folder to this version's format; raise `StoreLocked` if an older one runs."""
         if self._folder.read_only:
             raise StoreError(f"{self._folder.path} is open read-only: nothing was written")
         if not self._is_ready:

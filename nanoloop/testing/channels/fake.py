@@ -104,7 +104,7 @@ class FakeChats:
     name = "fake"
 
     def __init__(self, *, limits: Limits = LIMITS, knows_ids: bool = True) -> None:
-        """With `knows_ids`, a message posted again under the same id is shown only once."""
+        """Create the chats; with `knows_ids`, a message posted again under its id is shown once."""
         self.limits = limits
         self.typing: list[str] = []
         """The chats in which typing was shown."""

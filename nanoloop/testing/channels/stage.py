@@ -208,7 +208,7 @@ class Bot:
         transcriber: Transcriber | None = None,
         sleep: Callable[[float], Awaitable[None]] = hurry,
     ) -> None:
-        """Without `rules`, everyone may talk to the bot."""
+        """Create the bot; without `rules`, everyone may talk to it."""
         self.events: list[Event] = []
         """The events so far."""
         self.provider = provider or ScriptedProvider()

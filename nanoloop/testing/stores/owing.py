@@ -62,7 +62,7 @@ async def entries(store: Store, name: str = "s") -> list[str]:
 
 
 async def held(store: Store, node: Node) -> frozenset[str]:
-    """Return which of the accounts that this process wants it is granted."""
+    """Return which of its wanted accounts this process is granted."""
     return next(each.holds for each in await store.beat(node) if each.id == node.id)
 
 
@@ -95,7 +95,7 @@ class KeepingQueues:
 
 
 class TellingOwed:
-    """Tests of which sessions have pending work."""
+    """Tests that a store knows which sessions have pending work."""
 
     async def test_one_that_owes_nothing_is_not_among_them(self, store: Store) -> None:
         session = await store.create(id="s")
@@ -224,7 +224,7 @@ class TellingOwed:
 
 
 class HoldingAccounts:
-    """Tests of which processes are alive and which accounts each holds."""
+    """Tests that a store knows which processes are alive, and which accounts each holds."""
 
     async def test_of_two_that_want_one_account_one_gets_it(self, store: Store) -> None:
         got: dict[str, frozenset[str]] = {}
@@ -249,7 +249,7 @@ class HoldingAccounts:
 
 
 class RememberingMessages:
-    """Tests of which messages were received, in any session of their chat."""
+    """Tests that a store knows which messages a chat has received, in whichever session."""
 
     async def test_it_is_known_by_its_chat_and_its_id_once_it_is_durable(
         self, store: Store
