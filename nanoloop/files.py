@@ -340,7 +340,7 @@ def own_key(folder: Path) -> bytes:
 
 
 def keyed_digest(key: bytes, text: str) -> str:
-    """Return 32 hex digits that replace a text which only holders of the key may know."""
+    """Return a keyed digest, 32 hex digits, to use in place of a text that must stay secret."""
     data = text.encode("utf-8", "surrogatepass")
     return hmac.new(key, data, hashlib.sha256).hexdigest()[:32]
 

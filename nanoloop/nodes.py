@@ -100,7 +100,7 @@ class Nodes:
         # Not cancelled: a write in a thread would still happen, only later.
         with anyio.move_on_after(SURE_SECONDS, shield=True):
             return await self._store.beat(mine)
-        raise StoreError("the store does not answer")
+        raise StoreError("the store is not responding")
 
     def _note(self, rows: Collection[Node], dead: Collection[str], now: float) -> None:
         self._held = next((row.holds for row in rows if row.id == self.me), frozenset())

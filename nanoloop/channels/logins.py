@@ -172,7 +172,9 @@ def _in_a_sentence(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SettingsError(f"{path} can't hold the page's token: {refusal(error)}") from error
+        raise SettingsError(
+            f"the page's token can't be stored in {path}: {refusal(error)}"
+        ) from error
 
 
 def _make(path: Path) -> bool:

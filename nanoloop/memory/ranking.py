@@ -71,7 +71,7 @@ class Matches:
     _seen: set[tuple[int, ...]] = field(default_factory=set)
 
     def add(self, places: Sequence[int], weight: float) -> None:
-        """Add the turns that contain a word; a synonym with the same turns counts only once."""
+        """Add the turns that contain a word; a synonym found in the same turns counts once."""
         known = tuple(places)
         if not known or known in self._seen:
             return

@@ -259,7 +259,7 @@ def heard_by(entry: Entry, node: str) -> Entry:
 
 
 def messages_among(waiting: Iterable[Entry]) -> list[Entry]:
-    """Return the entries that wait for an answer, without the commands."""
+    """Return the entries that are waiting for an answer, except commands."""
     return [entry for entry in waiting if not is_for_loop(entry)]
 
 

@@ -394,8 +394,8 @@ def checked_type(name: object) -> str:
     """Return the type of resize; raise ValueError if no policy could return it."""
     if not isinstance(name, str) or not name.strip():
         raise ValueError(
-            f"a resize handler was registered under {name!r}: give the type that a policy returns, "
-            f"such as {LITE!r} or {DEEP!r}"
+            f"{name!r} is not a type of resize: register the handler under a type that a policy "
+            f"returns, such as {LITE!r} or {DEEP!r}"
         )
     return name
 

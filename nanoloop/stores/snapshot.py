@@ -35,7 +35,7 @@ STATE = "sealed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedState:
-    """The facts about an encrypted session that its head contains in encrypted form."""
+    """The metadata of an encrypted session, which is stored encrypted in its head."""
 
     revision: int
     born: str
