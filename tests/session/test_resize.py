@@ -237,7 +237,7 @@ def test_a_handler_without_a_type_is_refused(name):
         return full, current, memo
 
     session = talked("a")
-    with pytest.raises(ValueError, match="registered under"):
+    with pytest.raises(ValueError, match="is not a type of resize"):
         session.set_resize_handlers(name, handler)
     with pytest.raises(ValueError, match="registered under"):
         talked("a", resize_handlers={name: handler})
