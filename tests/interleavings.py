@@ -374,7 +374,7 @@ class World:
     def fresh_time(self):
         """What an id is made of: for each process its own count."""
         who = _who.get()
-        numbers = self._counts.setdefault(who, count(ord(who[0]) << 32))
+        numbers = self._counts.setdefault(who, count(ord(who[0]) << 16))  # in short ids too
         return next(numbers)
 
     # Beginning and end of a run

@@ -78,7 +78,7 @@ async def test_a_person_is_asked_for_what_is_lacking_and_a_token_is_not_shown(tm
         async with nanoloop.started("connect", "telegram", terminal=terminal) as process:
             await terminal.shows("not shown): ")
             terminal.type(f"{TOKEN}\r")
-            await terminal.shows("Your own id")
+            await terminal.shows("Your own numeric id")
             terminal.type("\r")
             await terminal.shows("Next: nanoloop run")
             assert await ended(process) == 0
