@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 ROOT = Path(__file__).parent.parent
 COPIED = (
@@ -299,7 +301,7 @@ MUTATIONS = (
     ),
     Mutation(
         promise="a commit whose answer got lost is known again",
-        file="nanoloop/stores/store.py",
+        file="nanoloop/stores/database.py",
         old="if head.get(COMMIT_ID) == token:",
         new="if False:",
         test="tests/test_stores_tried.py",
@@ -569,7 +571,7 @@ MUTATIONS = (
     ),
     Mutation(
         promise="a sealed store opens with all of its keys only",
-        file="nanoloop/stores/sealing.py",
+        file="nanoloop/stores/seal_record.py",
         old="if missing := [name for name in record.keys if name not in seal.names]:",
         new="if missing := []:",
         test="tests/test_sealing.py -k 'a_key_is_dropped and sqlite'",
@@ -604,7 +606,7 @@ MUTATIONS = (
     ),
     Mutation(
         promise="what is sealed has all of its entries",
-        file="nanoloop/stores/sealing.py",
+        file="nanoloop/stores/snapshot.py",
         old="if lost := [number for number in missing if not state.is_gone(number)]:",
         new="if lost := []:",
         test="tests/test_sealing.py -k entry_that_is_dropped",
@@ -694,18 +696,32 @@ def is_noticed(mutation, folder):
 def main(word=""):
     chosen = [mutation for mutation in MUTATIONS if word in mutation.promise]
     unnoticed = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for part in COPIED:
-            source = ROOT / part
-            copy = shutil.copytree if source.is_dir() else shutil.copy
-            copy(source, folder / part)
-        for mutation in chosen:
-            noticed = is_noticed(mutation, folder)
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
+        free = SimpleQueue()
+        for number in range(os.cpu_count()):
+            free.put(copied_to(Path(name) / str(number)))
+
+        def tried(mutation):
+            folder = free.get()
+            try:
+                return is_noticed(mutation, folder)
+            finally:
+                free.put(folder)
+
+        for mutation, noticed in zip(chosen, pool.map(tried, chosen), strict=True):
             unnoticed += [] if noticed else [mutation.promise]
             _say(f"{'red ' if noticed else 'LEFT'}  {mutation.promise}")
     _say(f"{len(chosen) - len(unnoticed)} of {len(chosen)} breakages are noticed")
     return len(unnoticed)
+
+
+def copied_to(folder):
+    folder.mkdir()
+    for part in COPIED:
+        source = ROOT / part
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        copy(source, folder / part)
+    return folder
 
 
 def _say(text):
