@@ -41,7 +41,7 @@ PAIRS = 5
 USERS, SHORT_USERS = 200, 40
 USER_TURNS = 5
 USERS_GOAL = 0.33
-GOAL = 0.20
+GOAL = 0.23
 SHORT_GOAL = 0.4
 """Of a hundred turns on a machine that does something else too."""
 
@@ -242,7 +242,9 @@ def tell(
     )
     report.goal(f"a durable turn, in bare turns: the median of {PAIRS} pairs", median(shares), goal)
     streamed = samples[STREAM].median / samples[BARE_STREAM].median
-    report.goal("with many users, in bare turns: the median of 3", median(crowds), USERS_GOAL)
+    report.goal(
+        "with many users, in bare turns: the median of 3", median(crowds), max(goal, USERS_GOAL)
+    )
     report.goal("streaming, in bare streaming turns", streamed, SHORT_GOAL)
     report.end()
 
