@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nanoloop.embedding import DirectChannel
     from nanoloop.errors import NotRunning, SessionExists, SessionNotFound, TurnFailed
     from nanoloop.events import hearing
+    from nanoloop.hooks import Hooks
     from nanoloop.loop import AgentLoop
     from nanoloop.memory.recall import Recall
     from nanoloop.memory.summarizer import Summarizer
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from nanoloop.providers.anthropic import AnthropicProvider
     from nanoloop.providers.openai import OpenAIProvider
     from nanoloop.providers.scripted import ScriptedProvider
+    from nanoloop.recording import Recording
     from nanoloop.session.entry import Entry
     from nanoloop.session.head import Identity
     from nanoloop.session.session import Session
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from nanoloop.tools.call import current_call
     from nanoloop.tools.file_results import FileResult
     from nanoloop.tools.function import tool
-    from nanoloop.turn import Hooks, Recording
 
 _HOME = {
     "Agent": "nanoloop.agents",
@@ -53,7 +54,7 @@ _HOME = {
     "DirectChannel": "nanoloop.embedding",
     "Entry": "nanoloop.session.entry",
     "FileResult": "nanoloop.tools.file_results",
-    "Hooks": "nanoloop.turn",
+    "Hooks": "nanoloop.hooks",
     "Identity": "nanoloop.session.head",
     "InMemoryStore": "nanoloop.stores.in_memory",
     "Inbound": "nanoloop.messages",
@@ -62,7 +63,7 @@ _HOME = {
     "OpenAIProvider": "nanoloop.providers.openai",
     "Outbound": "nanoloop.messages",
     "Recall": "nanoloop.memory.recall",
-    "Recording": "nanoloop.turn",
+    "Recording": "nanoloop.recording",
     "Reply": "nanoloop.protocols",
     "ScriptedProvider": "nanoloop.providers.scripted",
     "Session": "nanoloop.session.session",

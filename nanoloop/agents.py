@@ -29,6 +29,7 @@ from nanoloop import defaults
 from nanoloop.context import Views
 from nanoloop.errors import EmptyAnswer, HistoryNotLoaded, ProviderError, SessionNotFound
 from nanoloop.events import AgentUnknown, ResizeFailed, announce
+from nanoloop.hooks import Hooks, RequestOutcome
 from nanoloop.messages import Language
 from nanoloop.protocols import (
     OnText,
@@ -37,22 +38,15 @@ from nanoloop.protocols import (
     Tool,
     vendor_of,
 )
+from nanoloop.recording import Recording, content_of
 from nanoloop.session.entry import Entry
 from nanoloop.session.options import DEFAULTS
 from nanoloop.session.session import ChatMessages, Session
 from nanoloop.session.sync import Handler, Mutex, blocking
 from nanoloop.sessions import Sessions
+from nanoloop.tools.approval import ApprovalRules
 from nanoloop.tools.toolbox import Toolbox
-from nanoloop.turn import (
-    Answer,
-    Cutting,
-    Hooks,
-    Keeping,
-    Recording,
-    RequestOutcome,
-    Turn,
-    content_of,
-)
+from nanoloop.turn import Answer, Cutting, Keeping, Turn
 
 
 class AgentHistory:
@@ -155,6 +149,8 @@ class AgentLimits:
     """How many times the model may be called for one answer."""
     tool_seconds: float = defaults.TOOL_TIMEOUT_SECONDS
     """How many seconds a tool may take."""
+    approval: ApprovalRules | None = None
+    """Which tool calls a person has to approve first; None leaves it to each tool."""
     messages: int | None = None
     """A window with more messages is cut; None means the loop's limit, or 50 without a loop."""
     kept: int | None = None
@@ -187,7 +183,11 @@ class Agent(AgentHistory):
         self.prompt = prompt
         self.model = model
         self.limits = limits or AgentLimits()
-        self.toolbox = Toolbox(tuple(tools), timeout_seconds=self.limits.tool_seconds)
+        self.toolbox = Toolbox(
+            tuple(tools),
+            timeout_seconds=self.limits.tool_seconds,
+            approval=self.limits.approval,
+        )
         self.recording = recording or Recording()
         self.hooks = hooks or Hooks()
         self.language: Language | None = None

@@ -458,7 +458,10 @@ class Chats:
             if not claim.is_let_go:
                 session = await self._sessions.open(session.id)  # erasing may have dropped it
                 await self._sessions.change(session, lambda _: None)
-        await self._notices.publish(said)
+        if said.text:
+            await self._notices.publish(said)
+        if session.awaiting and session.by == self._nodes.me:  # a turn goes on where it paused
+            self.note(session, Begun(seq=session.awaiting, claim=session.claims, evicted=0))
         if session.moved:
             self.wake(key, session.moved)
 

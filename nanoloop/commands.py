@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
+from nanoloop.approvals import ApprovalCommands
 from nanoloop.errors import (
     IndexUnusable,
     InvalidSessionId,
@@ -45,6 +46,11 @@ class Runner(Protocol):
 
     is_serving: bool
     """True while the loop accepts messages."""
+
+    @property
+    def node(self) -> str:
+        """The name of this process among those that use the store."""
+        ...
 
     @property
     def channels(self) -> Mapping[str, str]:
@@ -127,6 +133,7 @@ class Commands:
         )
         erasing = ErasingCommands(sessions=sessions, summarizer=summarizer)
         shelf = SessionCommands(sessions=sessions, runner=runner)
+        approvals = ApprovalCommands(sessions=sessions, agents=agents, node=runner.node)
         known = (
             Command(name="help", run=self._help),
             Command(
@@ -147,6 +154,9 @@ class Commands:
                 writes=bool,
             ),
             *shelf.commands,
+            Command(name="yes", run=approvals.yes, writes=_always),
+            Command(name="no", run=approvals.no, writes=_always),
+            Command(name="always", run=approvals.always, writes=_always),
         )
         self._commands = {command.name: command for command in known}
 

@@ -27,6 +27,7 @@ from nanoloop.events import (
     about,
     announce,
 )
+from nanoloop.hooks import RequestOutcome
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound
 from nanoloop.nodes import Nodes
@@ -40,16 +41,18 @@ from nanoloop.sending import (
     send_answer,
     with_files,
 )
-from nanoloop.session.entry import SCHEME, Entry, PiecesWithoutFiles, fresh_id
+from nanoloop.session.approvals import expire
+from nanoloop.session.entry import SCHEME, Entry, PiecesWithoutFiles, fresh_id, utc_now
 from nanoloop.session.options import UNLIMITED
 from nanoloop.session.queue import STEERS, heard_by, said_first
 from nanoloop.session.session import Session
 from nanoloop.session.speech import FILES
 from nanoloop.sessions import Sessions, give_way
+from nanoloop.tools.approval import choices_in
 from nanoloop.tools.call import Tell
 from nanoloop.tools.file_results import files_here, sent_with
 from nanoloop.tools.reading import AttachmentReader
-from nanoloop.turn import Act, Answer, Cutting, Keeping, RequestOutcome, Turn, trimmed
+from nanoloop.turn import INTERRUPTED, Act, Answer, Cutting, Keeping, Turn, trimmed
 from nanoloop.writing import is_away, leave_alone
 
 if TYPE_CHECKING:
@@ -79,12 +82,18 @@ class ExchangeParts:
     def begin(self, session: Session, *questions: Entry) -> Begun:
         """Make these messages the next question, and cut the window if it is full."""
         agent = self.agents.choose(session, channel=str(questions[-1].metadata.get("channel", "")))
+        expire(session, utc_now().timestamp())
         for question in questions:
             session.awaiting = session.add_entry(give_way(session, heard_by(question, ""))).seq
         limit, keep = self._buffer_of(agent)
         evicted = trimmed(session, limit, keep)
         claim = session.claim(self.nodes.me)
         return Begun(seq=session.awaiting, claim=claim, evicted=evicted)
+
+    def resume(self, session: Session, seq: int) -> Begun:
+        """Answer an earlier question again, whose message was changed while its turn paused."""
+        session.awaiting = seq
+        return Begun(seq=seq, claim=session.claim(self.nodes.me), evicted=0)
 
     def begun(self, session: Session, begun: Begun) -> None:
         """Continue after a question has been stored: summarise the entries that left the window."""
@@ -170,6 +179,7 @@ class Exchange:
                 store=self._store,
                 files=parts.sessions.attachments,
                 steering=steering_in,
+                asks=True,
             ),
             cutting=parts.cutting(session, agent),
             on_text=_stream_to(parts.bus, message, session),
@@ -187,8 +197,7 @@ class Exchange:
 
         Open tool calls that can't be run again are closed.
         """
-        why = "interrupted by a restart; it is unknown whether it took effect"
-        close = self._turn.closing(why, resumes=True)
+        close = self._turn.closing(INTERRUPTED, resumes=True)
         claims: list[int] = []
 
         def act(session: Session) -> None:
@@ -254,6 +263,7 @@ class Exchange:
         def act(session: Session) -> None:
             session.awaiting = 0
             kept[:] = [session.add_entry(entry) for entry in answer.entries]
+            answer.then(session)
             session.spend(asdict(answer.usage))
             if self._bus.confirms(self.message.channel):
                 session.owe(kept[-1].seq)
@@ -308,6 +318,7 @@ class Exchange:
     async def _send(self, text: str, said: Entry, lapses: int) -> None:
         answer = named(reply_to(self.message, text, "answer", self.session.id), said)
         sentences = self._notices.speaking(self.message)
+        answer = replace(answer, choices=choices_in(said, sentences.text))
         await send_answer(
             await with_files(answer, said, self._sessions.attachments, sentences),
             bus=self._bus,

@@ -33,6 +33,8 @@ from nanoloop.session.speech import (
 _SEEN = ("data:", "attachment:")
 """How images begin that are sent as data rather than fetched: data URLs and our attachments."""
 _KEPT = ("channel", "chat", "sender", "message_id", "reply_to", "account", "language")
+RANK = "rank"
+"""The metadata key for the rank of a command's sender, if it is not an ordinary user."""
 _TAKEN_BACK = "[took back an earlier message]"
 
 
@@ -55,6 +57,8 @@ def user_entry(message: Inbound) -> Entry:
         metadata["origin"] = message.origin
     if is_command(message):
         metadata["origin"] = COMMAND
+        if message.rank != "user":
+            metadata[RANK] = message.rank
         if message.agent:  # /new keeps this agent
             metadata["agent"] = message.agent
         if message.agents is not None:
@@ -124,6 +128,8 @@ def inbound_of(entry: Entry, *, key: str | None = None) -> Inbound:
         account=kept["account"] or "",
         language=kept["language"],
         burst_seconds=float(entry.metadata.get(BURST) or 0),
+        rank=entry.metadata.get(RANK, "user"),
+        time=entry.timestamp,
         key=key,
         agent=entry.metadata.get("agent"),
         agents=tuple(entry.metadata["agents"]) if "agents" in entry.metadata else None,

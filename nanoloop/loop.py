@@ -48,6 +48,7 @@ from nanoloop.nodes import Nodes
 from nanoloop.protocols import Bus, Provider, Store, Tool, in_background
 from nanoloop.sending import Notices, reply_to
 from nanoloop.sentences import Sentences
+from nanoloop.session.approvals import withdraw
 from nanoloop.session.entry import TOOL_CALL, Entry
 from nanoloop.session.queue import (
     asked_again,
@@ -227,6 +228,11 @@ class AgentLoop(Embedded):
         return self._notices.text(message, "full")
 
     # Needed by the commands
+
+    @property
+    def node(self) -> str:
+        """The name of this process among those that use the store."""
+        return self.nodes.me
 
     @property
     def channels(self) -> Mapping[str, str]:
@@ -546,11 +552,15 @@ class Arrivals:
             return Arrival(session=session, outcome="repeated")
         if not session.amend_held(name, None if message.deletes else message.text):
             question = session.entry_at(session.awaiting)
-            ends_turn = question is not None and message_id_of(question) == name
+            ends_turn = question is not None and _is_message(question, name)
+            paused = self._withdrawn(session, message, name)
             if message.origin == "system":  # its caller has left; the user has not withdrawn it
                 return self._give_up(session, message) if ends_turn else Arrival(session=session)
             if question is None or not ends_turn:
+                is_free = self._chats.is_free(session)
                 session.add_entry(told)
+                if paused and is_free and not message.deletes:
+                    begun = self._parts.resume(session, paused)
             elif not _take_back(session):  # finished work must stay in the log
                 close_calls(session, INTERRUPTED)
                 session.add_entry(told)
@@ -560,6 +570,14 @@ class Arrivals:
                 again = replace(reworded(question, message.text), id=told.id)
                 begun = self._parts.begin(session, again)
         return Arrival(session=session, begun=begun, ends_turn=ends_turn)
+
+    def _withdrawn(self, session: Session, message: Inbound, name: str) -> int:
+        """Withdraw the calls that wait because of this message; return its number, or 0."""
+        led_to = [each for each in session.approvals.asked if each.message_id == name]
+        if message.origin == "system" or not led_to:
+            return 0
+        withdraw(session, "edited", lambda each: each.message_id == name)
+        return led_to[0].question
 
     def _give_up(self, session: Session, message: Inbound) -> Arrival:
         """End the current turn, unless it has called a tool that writes."""
@@ -607,6 +625,10 @@ def _hears(session: Session, message: Inbound) -> bool:
     if name is None or name == amended_by(message):
         return True
     return session.hear(message.session_key, name)
+
+
+def _is_message(entry: Entry, message_id: str) -> bool:
+    return entry.role == "user" and message_id_of(entry) == message_id
 
 
 def _tried_before(session: Session, entry: Entry) -> Arrival | None:

@@ -10,6 +10,10 @@ Language = Literal["en", "de", "es", "fr", "ja", "zh"]
 """The languages that have a table of sentences."""
 
 
+Rank = Literal["user", "operator", "owner"]
+"""An operator is named in the settings; the owner works on the machine that the bot runs on."""
+
+
 def _now() -> datetime:
     return datetime.now(timezone.utc)
 
@@ -108,6 +112,8 @@ class Inbound:
     """Add the message to a turn in progress at the next step, instead of letting it wait."""
     not_before: datetime | None = None
     """The earliest time at which the message may be answered."""
+    rank: Rank = "user"
+    """What the channel knows about the sender's rights over the bot."""
     account: str = ""
     """The owner whose share the message uses, such as a token, person or group; by default the
     chat.
@@ -136,6 +142,16 @@ class Inbound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """An answer that a person can choose, shown as a button where the platform has buttons."""
+
+    label: str
+    """The text on the button."""
+    text: str
+    """The message that choosing it sends, in the person's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outbound:
     """A complete text for one chat."""
 
@@ -155,6 +171,8 @@ class Outbound:
     """The text's id, which stays the same if it is sent again; some platforms then show it only
     once.
     """
+    choices: tuple[Choice, ...] = ()
+    """The answers to choose from, if the text is a question about a tool call."""
 
 
 Outcome = Literal["kept", "repeated", "full", "failed"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -25,12 +26,12 @@ from nanoloop.memory.summarizer import Summarizer
 from nanoloop.memory.writer import PROMPT, SMALL_PROMPT
 from nanoloop.models.catalogue import file_of
 from nanoloop.pictures import Pictures
-from nanoloop.protocols import Channel, Provider, Seal, Store, Tool, in_background
+from nanoloop.protocols import Approve, Channel, Provider, Seal, Store, Tool, in_background
 from nanoloop.providers.models import Models
 from nanoloop.providers.vendors import VENDORS
 from nanoloop.sentences import Sentences
-from nanoloop.settings import AgentSettings, Settings
-from nanoloop.settings.problems import DEFAULT_AGENT, InvalidSettings, Problem
+from nanoloop.settings import AgentSettings, Approval, Settings
+from nanoloop.settings.problems import DEFAULT_AGENT, InvalidSettings, Problem, seconds_in
 from nanoloop.settings.secrets import shown
 from nanoloop.settings.vendors import (
     ServerSettings,
@@ -50,9 +51,11 @@ from nanoloop.stores.opening import Opening
 from nanoloop.stores.place import default_url, path_of
 from nanoloop.stores.place import shown as shown_place
 from nanoloop.stores.sealed_files import FolderSealing
+from nanoloop.tools.approval import ApprovalRules
 from nanoloop.tools.finding import within_budget
 from nanoloop.tools.function import tool as as_tool
 from nanoloop.tools.functions import called, function_named, tool_named
+from nanoloop.tools.listing import glob_for_model
 from nanoloop.tools.ready import calculator, clock, make_recall_tool
 from nanoloop.tools.servers import ToolServerPlace, ToolServers
 from nanoloop.tools.toolbox import ToolSource, chosen
@@ -412,7 +415,13 @@ def make_agent(
         tool_seconds=settings.tools.timeout_seconds,
         messages=own.message_buffer_limit,
         kept=own.message_buffer_min,
+        approval=approval_rules(settings, own),
     )
+    known = [each for source in sources for each in source.tools]
+    key = f"agents.{name}.approve" if own.approve is not None else "tools.approve"
+    told = settings.tools.approve if own.approve is None else own.approve
+    if lost := _lost_rules(settings, told, known):
+        raise InvalidSettings([_no_tool(settings, key, each, known) for each in lost])
     try:
         agent = Agent(
             name,
@@ -433,6 +442,29 @@ def make_agent(
     return agent
 
 
+def approval_rules(settings: Settings, own: AgentSettings) -> ApprovalRules:
+    """Return which calls of an agent need approval: its own rules, the servers', then all tools'.
+
+    A server's rules name its tools as the server does.
+    """
+    rules = [*_rules_in(own.approve)]
+    for server, its in settings.tools.servers.items():
+        named = ((glob_for_model(server, glob), which) for glob, which in _rules_in(its.approve))
+        rules += named
+    asked = settings.tools.approvals
+    return ApprovalRules(
+        rules=(*rules, *_rules_in(settings.tools.approve)),
+        who=asked.who,
+        seconds=seconds_in(asked.expires),
+    )
+
+
+def _rules_in(approve: Approval | None) -> Iterable[tuple[str, Approve]]:
+    if isinstance(approve, str):
+        return [("*", approve)]
+    return [] if approve is None else approve.items()
+
+
 def _tools_of(
     settings: Settings, own: AgentSettings, agent: str, sources: Sequence[ToolSource]
 ) -> Sequence[Tool]:
@@ -449,7 +481,8 @@ def _tools_of(
     names, lost = chosen(own.tools, list(known))
     lost = [entry for entry in lost if not _is_of_a_server(settings, entry)]
     if lost:
-        raise InvalidSettings([_no_tool(settings, agent, each, list(known)) for each in lost])
+        key = f"agents.{agent}.tools"
+        raise InvalidSettings([_no_tool(settings, key, each, list(known)) for each in lost])
     return [known[name] for name in names]
 
 
@@ -460,9 +493,19 @@ def _is_of_a_server(settings: Settings, entry: str) -> bool:
     return may_match and any(fnmatchcase(name, server) for name in settings.tools.servers)
 
 
-def _no_tool(settings: Settings, agent: str, entry: str, known: Sequence[str]) -> Problem:
-    """Describe an entry of an agent's list that matches no tool."""
-    key, name = f"agents.{agent}.tools", entry.removeprefix("!")
+def _lost_rules(settings: Settings, approve: Approval, known: Sequence[str]) -> list[str]:
+    """Return the globs that match no tool: a mistyped one would let calls run unasked."""
+    return [
+        glob
+        for glob, _ in _rules_in(approve)
+        if not (fnmatch.filter(known, glob) or _is_of_a_server(settings, glob))
+        and not plugins.is_installed("tools", glob)
+    ]
+
+
+def _no_tool(settings: Settings, key: str, entry: str, known: Sequence[str]) -> Problem:
+    """Describe an entry of a setting that matches no tool."""
+    name = entry.removeprefix("!")
     known = [*known, *(each for each in plugins.names("tools") if each not in known)]
     there = f"the tools are {', '.join(known)}"
     is_glob = any(sign in name for sign in "*?[")

@@ -127,8 +127,10 @@ Effect = Literal["reads", "writes"]
 class Tool(Protocol):
     """A function that the model may call.
 
-    A tool may also have the attributes `effect` (an `Effect`), `repeatable`, `idempotent`, `settle`
-    and `timeout_seconds`, as in `@tool`. Without an effect, a tool counts as writing.
+    A tool may also have the attributes `effect` (an `Effect`), `approve` (an `Approve`),
+    `repeatable`, `idempotent`, `settle` and `timeout_seconds`, as in `@tool`. Without an effect, a
+    tool counts as writing. A method `check(arguments)` may raise `ToolError` before anyone is asked
+    to approve the call.
     """
 
     @property
@@ -144,6 +146,16 @@ class Tool(Protocol):
 def effect_of(tool: Tool) -> Effect:
     """Return the effect that the tool declares; anything but "reads" counts as "writes"."""
     return "reads" if getattr(tool, "effect", "writes") == "reads" else "writes"
+
+
+Approve = Literal["never", "writes", "always"]
+"""Which calls a person has to approve before they run."""
+
+
+def approve_of(tool: Tool) -> Approve:
+    """Return which calls of the tool need approval, whatever the settings say."""
+    said = getattr(tool, "approve", None)
+    return said if said in {"writes", "always"} else "never"
 
 
 def is_repeatable(tool: Tool) -> bool:

@@ -14,11 +14,13 @@ from nanoloop.messages import Attachment, Inbound, Outbound
 from nanoloop.nodes import Nodes
 from nanoloop.protocols import Bus
 from nanoloop.sentences import Apology, Sentences
-from nanoloop.session.entry import SCHEME, Entry, named_files, without_files
+from nanoloop.session.approvals import APPROVAL
+from nanoloop.session.entry import SCHEME, TOOL_CALL, Entry, named_files, without_files
 from nanoloop.session.queue import is_asked
 from nanoloop.session.session import Session
 from nanoloop.session.speech import FILES
 from nanoloop.sessions import Sessions
+from nanoloop.tools.approval import choices_in, question_text
 from nanoloop.writing import leave_alone
 
 if TYPE_CHECKING:
@@ -213,10 +215,23 @@ async def send_owed(
         await sessions.change(session, act)
     if question is None or answer is None:
         return
-    text = reply_to(question, str(answer.content["text"]), "answer", session.id)
     speaking = sentences(question)
-    whole = await with_files(named(text, answer), answer, sessions.attachments, speaking)
+    text = await _text_of(answer, sessions, session.id, speaking)
+    said = named(reply_to(question, text, "answer", session.id), answer)
+    said = replace(said, choices=choices_in(answer, speaking.text))
+    whole = await with_files(said, answer, sessions.attachments, speaking)
     await send_answer(whole, bus=bus, sessions=sessions, session=session, seq=seq, claim=claim)
+
+
+async def _text_of(answer: Entry, sessions: Sessions, session_id: str, sentences: Sentences) -> str:
+    """Return an answer's text, or the question that it asks about tool calls."""
+    if answer.type != APPROVAL:
+        return str(answer.content["text"])
+    seqs = [ask["seq"] for ask in answer.content["asks"]]
+    between = {"after": min(seqs) - 1, "upto": max(seqs)}
+    entries = await sessions.store.entries(session_id, **between)
+    calls = {entry.seq: entry for entry in entries if entry.type == TOOL_CALL}
+    return question_text(answer, calls, sentences.text)
 
 
 async def _owed(
@@ -226,11 +241,15 @@ async def _owed(
     question = answer = None
     for after in (seq - LOOK_BACK, 0):  # the whole history only if needed
         entries = await sessions.store.entries(session_id, after=max(0, after), upto=seq)
-        answer = next((e for e in entries if e.seq == seq and e.role == "assistant"), None)
+        answer = next((e for e in entries if e.seq == seq and _is_sent(e)), None)
         question = question_in(entries)
         if question is not None or answer is None:
             break
     return question, answer
+
+
+def _is_sent(entry: Entry) -> bool:
+    return entry.role == "assistant" or (entry.type == APPROVAL and "asks" in entry.content)
 
 
 def named(answer: Outbound, entry: Entry) -> Outbound:
@@ -287,6 +306,10 @@ def _noted(entry: Entry) -> dict[str, str]:
 
 
 def question_in(entries: Sequence[Entry]) -> Inbound | None:
-    """Return the newest chat message among these entries, or None."""
-    asked = [e for e in entries if is_asked(e) and e.metadata.get("channel")]
+    """Return the newest message, or answer about a call, among these entries, or None."""
+    asked = [e for e in entries if _is_question(e) and e.metadata.get("channel")]
     return inbound_of(asked[-1]) if asked else None
+
+
+def _is_question(entry: Entry) -> bool:
+    return is_asked(entry) or entry.type == APPROVAL  # a yes is answered as a message is

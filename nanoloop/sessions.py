@@ -32,6 +32,7 @@ from nanoloop.errors import (
 from nanoloop.events import SessionReset, SessionStarted, announce
 from nanoloop.messages import Inbound
 from nanoloop.protocols import ARCHIVED, SessionInfo, Store
+from nanoloop.session.approvals import take_along, withdraw
 from nanoloop.session.entry import MESSAGE, Entry, files_in, rfc3339
 from nanoloop.session.head import id_for_key
 from nanoloop.session.queue import AGAIN, last_exchange, without
@@ -248,7 +249,7 @@ class Sessions:
         """Move the chat and its waiting messages to this session, in one commit to the old one."""
         if old is not None:
             if session is not old:
-                await self.change(session, _welcome)
+                await self.change(session, partial(_welcome, old=old))
             while await self.change(old, partial(_leave, moved=session.id)):
                 old = await self.follow(old)  # another process was first
         await self.store.bind(key, session.id)
@@ -512,8 +513,10 @@ def give_way(session: Session, question: Entry) -> Entry:
     return without(question, AGAIN)
 
 
-def _welcome(session: Session) -> None:
+def _welcome(session: Session, *, old: Session | None = None) -> None:
     """Make the chat continue in this session, even if it had moved on."""
+    if old is not None:
+        take_along(session, old)
     if session.moved:
         session.move("")
 
@@ -522,6 +525,7 @@ def _leave(session: Session, *, moved: str) -> bool:
     """Make the chat continue in `moved`; return True if it already continues in another session."""
     has_left = session.moved not in {"", moved}
     if not has_left and moved != session.id:
+        withdraw(session, "left")
         session.move(moved)
     return has_left
 

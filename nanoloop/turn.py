@@ -6,9 +6,8 @@ A turn works on a session and follows two policies: what is stored (`Keeping`) a
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +25,6 @@ from nanoloop.events import (
     announce,
 )
 from nanoloop.protocols import (
-    ChatMessage,
     OnText,
     Provider,
     Reply,
@@ -34,16 +32,20 @@ from nanoloop.protocols import (
     ToolSpec,
     Usage,
 )
+from nanoloop.recording import Recording
 from nanoloop.sentences import Sentences
-from nanoloop.session.chat import REASONING
+from nanoloop.session import approvals
+from nanoloop.session.approvals import APPROVAL, APPROVED, Approval
+from nanoloop.session.chat import REASONING, WAITS_FOR
 from nanoloop.session.entry import Entry, fresh_id
 from nanoloop.session.log import message_count
+from nanoloop.session.queue import STEERS, is_asked
 from nanoloop.session.resize import ReadEntries
 from nanoloop.session.session import Session
-from nanoloop.session.sync import Handler, called, fitting
-from nanoloop.tools.call import Tell
-from nanoloop.tools.effects import Effects, close_calls
-from nanoloop.tools.toolbox import as_text, here
+from nanoloop.tools.approval import question_entry, question_text
+from nanoloop.tools.call import CLAIM, Tell
+from nanoloop.tools.effects import UNKNOWN, Effects, close_calls
+from nanoloop.tools.toolbox import here
 
 if TYPE_CHECKING:
     from nanoloop.agents import Agent
@@ -54,6 +56,9 @@ SAME_CALLS = 4
 
 A repeatable tool may be called as often as a turn has steps.
 """
+MOST_READ = 1000
+"""How many entries before an approved call are read to learn what its turn has done."""
+INTERRUPTED = "interrupted by a restart; it is unknown whether it took effect"
 BUFFER_SEVERITY = 30
 """The severity of the resize rule on full windows, higher than that of the rule on turns."""
 
@@ -89,6 +94,8 @@ class Keeping:
     """How much of the question and answer is stored; None stores everything."""
     steering: Callable[[Session], Sequence[Entry]] = _nothing
     """Returns the messages to add to the conversation between two steps."""
+    asks: bool = False
+    """True if the chat can be asked to approve tool calls."""
 
     @property
     def is_held(self) -> bool:
@@ -124,6 +131,8 @@ class Answer:
     finish_reason: str
     calls: tuple[Entry, ...] = ()
     """The calls of the client's own tools, if they ended the turn."""
+    then: Act = _no_change
+    """A change to apply in the commit that stores the entries."""
 
 
 def trimmed(session: Session, limit: int, keep: int) -> int:
@@ -176,7 +185,7 @@ class Turn:
         self._finished: list[Entry] = []
         """The results of this step's tools; some may still have to be stored."""
         files = None if keeping.is_held else keeping.files
-        self._effects = Effects(agent.toolbox, session, files=files, tell=tell)
+        self._effects = Effects(agent.toolbox, session, files=files, tell=tell, asks=keeping.asks)
         self._asked = 0
         """The question's number; 0 while the session doesn't contain the question."""
         self._left = 0
@@ -240,6 +249,8 @@ class Turn:
         """Ask the model until it answers; raise `ProviderError` if it can't."""
         here.set(self.session)
         await self._resume()
+        if paused := self._paused(0):  # cut off before the chat was asked
+            return paused
         for step in range(1, self._agent.limits.steps + 1):
             reply = await self._ask(step)
             if not reply.tool_calls:
@@ -254,16 +265,79 @@ class Turn:
             # Cleared before the wait, so that a stop during the save doesn't add the text again.
             self.said = ""
             await self._keep([*_words(reply), *calls])
-            await self._run_tools(calls)
+            await self._run_tools([call for call in calls if WAITS_FOR not in call.metadata])
+            if paused := self._paused(step):
+                return paused
         steps = self._agent.limits.steps
         return self._given_up(steps, "max_steps", self._say("gave_up", steps=steps))
 
     async def _resume(self) -> None:
         """Restore the record of tool effects after a restart, and run the interrupted calls."""
         if since := self._asked or self.session.awaiting:
-            known = self.session.entries_between(since - 1, self.session.last_seq)
-            if left := self._effects.recall(known):
-                await self._run_tools(left)
+            asked = self.session.entry_at(since)
+            if asked is not None and asked.type == APPROVAL:
+                left = await self._approved(asked)
+            else:
+                known = self.session.entries_between(since - 1, self.session.last_seq)
+                left = self._effects.recall(known)
+            await self._run_tools(left)
+
+    # Calls that a person has to approve
+
+    def _paused(self, step: int) -> Answer | None:
+        """Return the question to the chat if calls wait for approval, which ends the turn."""
+        if not (untold := self._effects.untold):
+            return None
+        entry, first = question_entry(untold), untold[0].seq
+        calls = {e.seq: e for e in self.session.entries_between(first - 1, untold[-1].seq)}
+
+        def tell(session: Session) -> None:
+            for approval in untold:
+                approvals.change(session, approval.number, is_told=True)
+
+        text = question_text(entry, calls, self._say)
+        ended = self._ended(text, "approval", step, entries=(entry,))
+        return replace(ended, then=tell)
+
+    async def _approved(self, answer: Entry) -> list[Entry]:
+        """Continue the turn that paused for this answer; return the calls to run."""
+        said, session = answer.content, self.session
+        question, call_seq = int(said["question"]), int(said["call"])
+        known = await self._entries(max(question - 1, call_seq - MOST_READ), answer.seq - 1)
+        known += session.entries_between(answer.seq - 1, session.last_seq)
+        left = self._effects.recall(list(_of_turn(known, question)))
+        approval = session.approvals.numbered(int(said["number"]))
+        if approval is None or approval.state == "asked":  # no, or its result is there
+            return left
+        call = approvals.call_in(known, approval)
+        return [*left, *await self._started(approval, call)]
+
+    async def _entries(self, after: int, upto: int) -> list[Entry]:
+        store = self._keeping.store
+        if store is None:
+            return self.session.entries_between(after, upto)
+        return list(await store.entries(self.session.id, after=after, upto=upto))
+
+    async def _started(self, approval: Approval, call: Entry | None) -> list[Entry]:
+        """Return the approved call if it is to run now; otherwise store why it is not."""
+        if call is None or not self._effects.is_unchanged(approval, call):
+            why = approvals.NOT_RUN["changed"]
+            if approval.state == "started":
+                why = INTERRUPTED
+            await self._give_up(approval, why)
+        elif approval.state == "given":
+            # Durable before the tool runs: a call that a kill cuts off is not started again.
+            claim = await self.change(partial(_start, number=approval.number))
+            return [_claimed(call, claim)]
+        elif self._effects.is_resumed(self.session, call):
+            return [_claimed(call, approval.claim)]
+        else:
+            await self._give_up(approval, INTERRUPTED)
+        return []
+
+    async def _give_up(self, approval: Approval, why: str) -> None:
+        unknown = {UNKNOWN: True} if approval.state == "started" else {}
+        await self._keep([approvals.result_of(approval, why, **unknown)])
 
     async def _keep(self, entries: Sequence[Entry]) -> None:
         """Add these entries to the session durably."""
@@ -273,7 +347,7 @@ class Turn:
 
         def act(session: Session) -> None:
             for entry in entries:
-                session.add_entry(entry)
+                self._effects.ask(session, _added(session, entry))
 
         await self.change(act)
 
@@ -384,11 +458,14 @@ class Turn:
 
     async def _run_tools(self, calls: Sequence[Entry]) -> None:
         """Run the tools in parallel, and store their results and then any steering messages."""
+        if not calls:
+            return
         self._running = len(calls)
         async with self._effects.running() as group:
             for call in calls:
                 group.start_soon(self._run_tool, call, name=f"tool {call.content['tool']}")
-        await self._keep_finished(steers=not self._keeping.is_held)
+        # A turn that ends with a question takes no more messages in.
+        await self._keep_finished(steers=not (self._keeping.is_held or self._effects.untold))
 
     async def _run_tool(self, call: Entry) -> None:
         result = await self._effects.run(call)
@@ -414,7 +491,7 @@ class Turn:
 
     def _add_finished(self, session: Session) -> list[Entry]:
         """Add the available results, except those that an earlier attempt has added."""
-        add = self._view.beside.append if self._keeping.is_held else session.add_entry
+        add = self._view.beside.append if self._keeping.is_held else partial(_added, session)
         there = {entry.id for entry in (*session.window, *self._view.beside)}
         for entry in self._finished:
             if entry.id not in there:
@@ -508,158 +585,33 @@ class Turn:
         return BUFFER_SEVERITY if 0 < limit < message_count(session.window) else 0
 
 
-Paths = str | Sequence[str]
-"""One or more dotted paths: `question.text`, `items.0.name`."""
-_MISSING = object()
+def _added(session: Session, entry: Entry) -> Entry:
+    """Add an entry; the result of an approved call closes its approval."""
+    if APPROVED in entry.metadata:
+        approvals.close(session, int(entry.metadata[APPROVED]))
+    return session.add_entry(entry)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
-    """How questions and answers are stored. Everything is stored if the paths match nothing."""
-
-    input_paths: Paths = ()
-    output_paths: Paths = ()
-    """Paths into the answer, if the answer is JSON."""
-    handler: Handler | None = None
-    """Maps (given, answer) to the messages to store instead; None or [] stores nothing."""
-
-    @property
-    def is_partial(self) -> bool:
-        """True if only part of a question is stored, although the model sees the whole question."""
-        return bool(self.input_paths)
-
-    def question(self, given: Any) -> Entry:
-        """Return the user's entry as it will be stored."""
-        return Entry.message("user", content_of(picked(given, self.input_paths)))
-
-    def answer(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return a turn's last entries as they will be stored."""
-        return [self._kept(entry) if entry.role == "assistant" else entry for entry in entries]
-
-    def _kept(self, entry: Entry) -> Entry:
-        text = str(entry.content.get("text"))
-        found = picked(json_in(text), self.output_paths, otherwise=text)
-        content = Entry.message("assistant", content_of(found)).content
-        return entry if found == text else replace(entry, content=content)
-
-    async def by_handler(self, given: Any, text: str) -> Sequence[Mapping[str, Any]]:
-        """Return the messages that the handler chose to store."""
-        if self.handler is None:
-            return []
-        said = await called(self.handler, *fitting(self.handler, given, text))
-        return [said] if isinstance(said, Mapping) else list(said or ())
+def _of_turn(entries: Iterable[Entry], question: int) -> Iterator[Entry]:
+    """Yield the entries of the turn that answers this question, which may have paused."""
+    is_own = False
+    for entry in entries:
+        if entry.type == APPROVAL and "question" in entry.content:
+            is_own = entry.content["question"] == question
+        elif is_asked(entry) and not entry.metadata.get(STEERS):
+            is_own = entry.seq == question
+        if is_own:
+            yield entry
 
 
-def content_of(given: Any) -> Any:
-    """Return a value as message content: text and parts unchanged, other values as JSON."""
-    is_parts = isinstance(given, list) and all(
-        isinstance(part, Mapping) and "type" in part for part in given
-    )
-    return given if is_parts and given else as_text(given)
+def _start(session: Session, *, number: int) -> int:
+    approvals.change(session, number, state="started", claim=session.claims)
+    return session.claims
 
 
-def picked(value: Any, paths: Paths, *, otherwise: Any = _MISSING) -> Any:
-    """Return the value at the path, or a dict for several paths; `otherwise` if none is found."""
-    names = [paths] if isinstance(paths, str) else list(paths)
-    found = {name: at for name in names if (at := _at(value, name)) is not _MISSING}
-    if not found:
-        return value if otherwise is _MISSING else otherwise
-    return found if len(names) > 1 else found[names[0]]
-
-
-def _at(value: Any, path: str) -> Any:
-    for name in path.split("."):
-        if isinstance(value, Mapping) and name in value:
-            value = value[name]
-        elif isinstance(value, list) and name.isdigit() and int(name) < len(value):
-            value = value[int(name)]
-        else:
-            return _MISSING
-    return value
-
-
-def json_in(text: str) -> Any:
-    """Return the JSON object in a text, ignoring text around it, or None."""
-    try:
-        return json.loads(text[text.find("{") : text.rfind("}") + 1])
-    except ValueError:
-        return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOutcome:
-    """The outcome of a question, for hooks."""
-
-    given: Any
-    """The question as it was given."""
-    answer: Answer | None = None
-    error: BaseException | None = None
-    """The reason why there is no answer."""
-
-    @property
-    def text(self) -> str:
-        """The answer's text, or ""."""
-        return self.answer.text if self.answer else ""
-
-    @property
-    def usage(self) -> Usage:
-        """The tokens used for the answer."""
-        return self.answer.usage if self.answer else Usage()
-
-
-class Hooks:
-    """A user's callables, sync or async, which are called in order."""
-
-    def __init__(
-        self, request_prefixes: Iterable[Handler] = (), afterwards: Iterable[Handler] = ()
-    ) -> None:
-        self.request_prefixes = list(request_prefixes)
-        """Called before each request with (messages, agent); return new messages, or None."""
-        self.afterwards = list(afterwards)
-        """Called with (outcome, agent) after each question, even without an answer."""
-
-    def before(self, provider: Provider, agent: Agent) -> Provider:
-        """Return a provider that runs the prefixes before each request."""
-        return _Prefixed(provider, self, agent) if self.request_prefixes else provider
-
-    async def prefixed(
-        self, messages: Sequence[ChatMessage], agent: Agent
-    ) -> Sequence[ChatMessage]:
-        """Return the messages as changed by the prefixes."""
-        for hook in self.request_prefixes:
-            said = await called(hook, *fitting(hook, messages, agent))
-            messages = messages if said is None else said
-        return messages
-
-    async def after(self, outcome: RequestOutcome, agent: Agent) -> None:
-        """Call each handler with the outcome; the first error stops the rest."""
-        for hook in self.afterwards:
-            await called(hook, *fitting(hook, outcome, agent))
-
-
-class _Prefixed:
-    """A provider that passes each request through the prefixes first."""
-
-    def __init__(self, provider: Provider, hooks: Hooks, agent: Agent) -> None:
-        self._provider = provider
-        self._hooks = hooks
-        self._agent = agent
-
-    async def chat(
-        self,
-        *,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolSpec] | None = None,
-        model: str | None = None,
-        on_text: OnText | None = None,
-    ) -> Reply:
-        messages = await self._hooks.prefixed(messages, self._agent)
-        return await self._provider.chat(
-            messages=messages, tools=tools, model=model, on_text=on_text
-        )
-
-    async def close(self) -> None:
-        await self._provider.close()
+def _claimed(call: Entry, claim: int) -> Entry:
+    """Return an approved call as if it had been made when it was started."""
+    return replace(call, metadata={**call.metadata, CLAIM: claim})
 
 
 def _words(reply: Reply) -> list[Entry]:

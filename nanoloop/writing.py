@@ -29,7 +29,7 @@ from nanoloop.errors import (
     TurnLost,
 )
 from nanoloop.protocols import Store
-from nanoloop.session.queue import FOLLOWS, Stage, erased_name, message_id_of
+from nanoloop.session.queue import FOLLOWS, Run, Stage, Think, erased_name, message_id_of
 from nanoloop.session.session import Session
 from nanoloop.session.speech import ErasedWords, Person, people_in
 
@@ -132,9 +132,11 @@ class SessionWriter:
     async def _change(self, session: Session, act: Callable[[Session], T]) -> T:
         for number in range(TRIES):
             is_all_its_own = session.tracker.is_saved
-            before = _stage_of(session)
+            before, first = _stage_of(session), session.waiting[:1]
             done = act(session)
-            if (after := _stage_of(session)) is not before and after not in FOLLOWS[before]:
+            after = _stage_of(session)
+            is_overtaken = before is Run and after is Think and first == session.waiting[:1]
+            if is_overtaken or (after is not before and after not in FOLLOWS[before]):
                 if session.revision:
                     await self._renew(session)
                 raise StepRefused(session.id, before.__name__, after.__name__)

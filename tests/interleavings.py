@@ -26,7 +26,8 @@ from nanoloop.errors import StoreError
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.session.entry import Entry, utc_now
+from nanoloop.session.approvals import APPROVAL, APPROVED
+from nanoloop.session.entry import TOOL_RESULT, Entry, utc_now
 from nanoloop.session.queue import AMENDMENT
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
@@ -42,6 +43,8 @@ MOST_STEPS = 500
 
 STEPS_OF_PAYING = 3
 """It is asked for twice, and then there is an answer."""
+STEPS_OF_ORDERING = 2
+"""It is asked for once, and once a person has answered there is an answer."""
 LOOKS_AT_LAST = 2
 """After so many looks around that change nothing all is done that is ever done."""
 MOST_ROUNDS = 10_000
@@ -58,7 +61,14 @@ async def pay(what: str) -> str:
     return "paid"
 
 
-PAYING = Agent(tools=[pay])
+@tool(approve="always")
+async def order(what: str) -> str:
+    """Order it."""
+    await _world.get().order(what)
+    return "ordered"
+
+
+PAYING = Agent(tools=[pay, order])
 
 
 class Wrong(AssertionError):
@@ -319,6 +329,7 @@ class World:
         self.asked = 0
         """How often the model was asked for an answer."""
         self.paid = Counter()
+        self.ordered = Counter()
         self.sent = []
         self.outcomes = {}
         self.steps = []
@@ -348,6 +359,9 @@ class World:
         if "pay" in asked and len(results) < STEPS_OF_PAYING - 1:  # once more, as models do
             call = ToolCall(id=f"{asked} {len(results)}", name="pay", arguments='{"what": "it"}')
             reply = Reply(tool_calls=(call,))
+        elif asked.startswith("order") and not results:
+            call = ToolCall(id=asked, name="order", arguments='{"what": "it"}')
+            reply = Reply(tool_calls=(call,))
         else:
             reply = Reply(text=f"re: {asked}")
 
@@ -370,6 +384,13 @@ class World:
 
         await self.gates.passing("pay", paid)
         await self.gates.passing("paid", _nothing)
+
+    async def order(self, what):
+        async def ordered():
+            self.ordered[what] += 1
+
+        await self.gates.passing("order", ordered)
+        await self.gates.passing("ordered", _nothing)
 
     def fresh_time(self):
         """What an id is made of: for each process its own count."""
@@ -550,6 +571,7 @@ class World:
                 frozenset(self._looks.items()),
                 frozenset(self.orders),
                 frozenset(self.paid.items()),
+                frozenset(self.ordered.items()),
                 self.asked,
                 frozenset(Counter(self.sent).items()),
                 frozenset(self.outcomes),
@@ -571,6 +593,7 @@ class Conversation:
     id: str
     head: Mapping
     title: str
+    approvals: Mapping
     log: list
     """The entries that are in the present history, but for those that were taken back."""
     waiting: list
@@ -582,6 +605,7 @@ class Conversation:
             id=name,
             head=row.head,
             title=about.get("title", ""),
+            approvals=row.sections.get("approvals") or {},
             log=[entry for entry in row.entries if is_visible(row.head, entry.seq)],
             waiting=[Entry.from_dict(each) for each in row.sections.get("waiting", ())],
         )
@@ -593,13 +617,35 @@ class Conversation:
     @property
     def answers(self):
         """Of each question what was said to it, but for what was broken off."""
-        found = {}
+        found, places = {}, {}
         for entry in self.log:
             if entry in self.questions:
-                found[entry.metadata["message_id"]] = said = []
+                found[entry.metadata["message_id"]] = places[entry.seq] = said = []
+            elif entry in self.decisions:  # from here on, its turn goes on
+                said = places.get(entry.content["question"], [])
             elif found and is_answer(entry):
                 said.append(entry)
         return found
+
+    @property
+    def decisions(self):
+        """What people said to questions about calls."""
+        return [e for e in self.log if e.type == APPROVAL and "answer" in e.content]
+
+    @property
+    def paused(self):
+        """The questions that were answered with a question about a call, so far the last word."""
+        places, asked = {}, None
+        for entry in self.log:
+            if entry in self.questions:
+                asked = entry.seq
+                places[asked] = False
+            elif entry in self.decisions:
+                asked = entry.content["question"]
+                places[asked] = False
+            elif entry.type == APPROVAL:
+                places[asked] = True
+        return {e.metadata["message_id"] for e in self.questions if places[e.seq]}
 
 
 def is_answer(entry):
@@ -650,6 +696,7 @@ def check(world):
             if len(said) > 1:
                 raise Wrong(f"{name!r} has {len(said)} answers")
         _check_coverage(world, conversation.id)
+    _check_approved(world, found)
     if sum(world.paid.values()) > sum("pay" in each.text for each in world.scenario.items):
         raise Wrong("it was paid twice")
     for (kind, what), times in Counter(world.sent).items():
@@ -657,6 +704,26 @@ def check(world):
             raise Wrong(f"the chat is told {what!r}")
         if kind == "answer" and times > 1 and world.is_quiet:
             raise Wrong("an answer was sent twice")
+
+
+def _check_approved(world, found):
+    """Nothing runs without a yes in the log, and nothing runs twice."""
+    given = sum(e.content["answer"] == "yes" for each in found for e in each.decisions)
+    if sum(world.ordered.values()) > given:
+        raise Wrong(f"{world.ordered} ran and {given} were approved")
+
+
+def _check_decided(found):
+    """Each yes and each no has come to something, and each question was put to the chat."""
+    for each in found:
+        for approval in each.approvals.get("open", ()):
+            if (approval["state"], approval["is_told"]) != ("asked", True):
+                raise Wrong(f"an approval is left: {approval}")
+        results = [e for e in each.log if e.type == TOOL_RESULT and APPROVED in e.metadata]
+        numbers = [e.metadata[APPROVED] for e in results]
+        decided = [e.content["number"] for e in each.decisions]
+        if len(set(numbers)) < len(numbers) or not set(decided) <= set(numbers):
+            raise Wrong(f"{decided} were decided and {numbers} have a result")
 
 
 def _check_kept(world, found, places):
@@ -722,7 +789,9 @@ def check_end(world):
         if any(owed.values()):
             raise Wrong(f"{name} still owes {owed}")
     answers = {name: said for each in found for name, said in each.answers.items()}
-    unanswered = [name for name, said in answers.items() if not said]
+    paused = {name for each in found for name in each.paused}
+    unanswered = [name for name, said in answers.items() if not said and name not in paused]
+    _check_decided(found)
     if len(unanswered) > sum(each.text == "/stop" for each in items):
         raise Wrong(f"{unanswered} have no answer")
     if len(found) != 1 + len({each.text for each in items if each.text.startswith("/new")}):
@@ -733,7 +802,10 @@ def check_end(world):
         raise Wrong(f"none has the title {titles[-1]!r}")
     sent = {what for kind, what in world.sent if kind == "answer"}
     if world.scenario.confirms or world.is_quiet:
-        for said in answers.values():
+        asked = [
+            [e for e in each.log if e.type == APPROVAL and "asks" in e.content] for each in found
+        ]
+        for said in (*answers.values(), *asked):
             if any(entry.id not in sent for entry in said):
                 raise Wrong("an answer was never sent")
 
@@ -742,6 +814,7 @@ def _check_asked(world):
     """The model is asked again only where something has happened to a question or a process."""
     items, scenario = world.scenario.items, world.scenario
     steps = {each.text: STEPS_OF_PAYING if "pay" in each.text else 1 for each in items}
+    steps |= {text: STEPS_OF_ORDERING for text in steps if text.startswith("order")}
     questions = sum(steps[text] for text in {each.text for each in items if each.is_message})
     mishaps = scenario.crashes - world._crashes + sum(bool(each.edits) for each in items)
     # Who slept is taken for dead until the next beat, whatever it begins until then.

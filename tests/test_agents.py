@@ -13,10 +13,11 @@ from nanoloop import Agent, Session, tool
 from nanoloop.agents import AgentLimits
 from nanoloop.errors import ContextTooLong, EmptyAnswer, NoConnection
 from nanoloop.events import ResizeFailed, WindowTrimmed
+from nanoloop.hooks import Hooks
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.turn import Hooks, Recording
+from nanoloop.recording import Recording
 from tests.openai_server import OpenAIServer
 from tests.test_chat import Counted
 

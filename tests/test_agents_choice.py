@@ -8,11 +8,11 @@ from nanoloop.agents import AgentLimits, Agents
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import NoConnection
 from nanoloop.events import AgentUnknown, HookFailed, hearing
+from nanoloop.hooks import Hooks
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH
 from nanoloop.session.head import Identity
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.turn import Hooks
 
 
 def agents(**options):

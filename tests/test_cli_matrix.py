@@ -74,6 +74,9 @@ LINES = {
     "tools call": f"tools call '{ODD}'",
     "demo": "demo --fast",
     "tools accept": "tools accept files",
+    "approvals list": "approvals list",
+    "approvals yes": "approvals yes s0 7",
+    "approvals no": f"approvals no s0 7 '{ODD}'",
     "debug-report": "debug-report s3 --output report.json",
     "docs": "docs faq",
     "config": "config",
@@ -98,6 +101,8 @@ ENDS = {
     "model remove": Exit.NOT_FOUND,
     "tools call": Exit.NOT_FOUND,
     "tools accept": Exit.NOT_FOUND,
+    "approvals yes": Exit.NOT_FOUND,
+    "approvals no": Exit.NOT_FOUND,
 }
 """How those end that lack something here; the others do what they are for."""
 MORE = (
@@ -106,6 +111,7 @@ MORE = (
     "sessions stats s1 --json",
     "memory show s2 --json",
     "tools",
+    "approvals list --json",
     "config --json",
     "doctor --json",
     "chat --json -m hi",

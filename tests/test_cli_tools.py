@@ -100,6 +100,7 @@ def test_the_list_is_there_as_json(folder, capsys):
     assert pay == {
         "name": "pay",
         "effect": "writes",
+        "asks_first": False,
         "after_a_kill": "runs again",
         "repeatable": False,
         "source": "functions",

@@ -58,6 +58,33 @@ SCENARIOS = {
     "a tool with effects, whose question is changed": Scenario(
         items=(Item("A", "pay"), Item("B", "pay!", edits="pay")), before=1, crashes=0, looks=1
     ),
+    "a call that is approved, and a death": Scenario(
+        items=(Item("A", "order"), Item("A", "/yes 1")), before=1, confirms=True
+    ),
+    "a call that is approved elsewhere, and a death": Scenario(
+        items=(Item("A", "order"), Item("B", "/yes 1")), before=1
+    ),
+    "a call that is approved twice, and a sleep": Scenario(
+        items=(Item("A", "order"), Item("A", "/yes 1"), Item("B", "/yes")),
+        before=1,
+        crashes=0,
+        sleeps=1,
+    ),
+    "a call that is approved and refused at once": Scenario(
+        items=(Item("A", "order"), Item("A", "/yes 1"), Item("B", "/no 1")), before=1, crashes=0
+    ),
+    "a call that is approved behind a message": Scenario(
+        items=(Item("A", "order"), Item("A", "two"), Item("B", "/yes 1")), before=1, crashes=0
+    ),
+    "a call that is approved while its question is changed": Scenario(
+        items=(Item("A", "order"), Item("B", "order!", edits="order"), Item("A", "/yes 1")),
+        before=1,
+        crashes=0,
+        looks=1,
+    ),
+    "a call that is approved behind a new conversation": Scenario(
+        items=(Item("A", "order"), Item("A", "/new"), Item("B", "/yes 1")), before=1, crashes=0
+    ),
     "a title given on a command line, and a death": Scenario(
         items=(ONE, Item("W", "title"), TWO), before=1
     ),
@@ -118,6 +145,16 @@ BROKEN = {
         "nanoloop.tools.effects.Effects.recall",
         lambda effects, entries: None,
         "a tool with effects, and a death",
+    ),
+    "a call runs only once it was approved": (
+        "nanoloop.tools.effects.Effects._may_run",
+        lambda effects, call: True,
+        "a call that is approved, and a death",
+    ),
+    "an approved call that was broken off does not run again": (
+        "nanoloop.tools.effects.Effects.is_resumed",
+        lambda effects, session, call: True,
+        "a call that is approved, and a death",
     ),
     "what another one has heard is its own": (
         "nanoloop.nodes.Nodes.is_other",

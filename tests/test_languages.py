@@ -28,6 +28,7 @@ PACKAGE = Path(__file__).parent.parent / "nanoloop"
 OTHERS = [language for language in get_args(Language) if language != "en"]
 
 NOT_FOR_CHATS = {
+    "approvals.py": ("not run: the user",),  # for the model
     "bus.py": ("it took too long", "no such channel"),  # for the log, as below
     "channels/kit/access.py": ("set users or chats", ", or write to", "not allowed", "too much"),
     "channels/kit/intake.py": (  # for the model
@@ -44,7 +45,13 @@ NOT_FOR_CHATS = {
     "memory/recall.py": ("A record of what", "recall tidy"),  # for the model; a thread's name
     "memory/summarizer.py": ("summary agenda",),  # a task's name
     "sending.py": (),
-    "turn.py": ("the model ran out", "the model gave", "): ask again"),  # for the operator
+    "tools/approval.py": ("a person",),  # for the model
+    "turn.py": (
+        "interrupted by",
+        "the model ran out",
+        "the model gave",
+        "): ask again",
+    ),  # for the operator
 }
 """The modules that tell chats something, and the texts in them that are for somebody else."""
 TYPED_BY_THE_OPERATOR = {"messages.py", "testing/channels/suite.py", "testing/trial.py"}

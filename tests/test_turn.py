@@ -10,8 +10,9 @@ from nanoloop.errors import BadAnswer, ContextTooLong
 from nanoloop.events import AnswerCut, ContextShrunk, ToolFinished
 from nanoloop.protocols import Reasoning, Reply, ToolCall, ToolSpec, Usage
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.recording import Recording
 from nanoloop.session.entry import Entry
-from nanoloop.turn import Cutting, Keeping, Recording, Turn
+from nanoloop.turn import Cutting, Keeping, Turn
 
 
 @tool

@@ -83,7 +83,15 @@ class PipeChannel:
         self._answered = anyio.Event()
         # Each line gets its own id: two identical lines are two messages.
         self._asked = uuid4().hex
-        await bus.put(Inbound(channel=self.name, chat=self.chat, text=text, message_id=self._asked))
+        await bus.put(
+            Inbound(
+                channel=self.name,
+                chat=self.chat,
+                text=text,
+                message_id=self._asked,
+                rank="owner",
+            )
+        )
         await self._answered.wait()
 
     async def send(self, item: Outbound | TextStreamed) -> None:

@@ -141,7 +141,13 @@ class TerminalChannel:
         return ""
 
     def _inbound(self, text: str) -> Inbound:
-        return Inbound(channel=self.name, chat=self.chat, text=text, message_id=uuid4().hex)
+        return Inbound(
+            channel=self.name,
+            chat=self.chat,
+            text=text,
+            message_id=uuid4().hex,
+            rank="owner",
+        )
 
     async def send(self, item: Outbound | TextStreamed) -> None:
         """Show one item above the prompt."""

@@ -202,6 +202,14 @@ COMMANDS = {
             "nanoloop tools accept files",
         ),
     ),
+    "approvals": CommandHelp(
+        "list the tool calls that wait for approval, and approve or refuse them",
+        (
+            "nanoloop approvals list",
+            "nanoloop approvals yes telegram:42 2",
+            'nanoloop approvals no telegram:42 2 "too expensive"',
+        ),
+    ),
     "debug-report": CommandHelp(
         "write everything stored about a conversation to one file, without secrets",
         ("nanoloop debug-report telegram:42", "nanoloop debug-report work --output work.json"),

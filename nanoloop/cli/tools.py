@@ -96,6 +96,7 @@ def _rows(agents: Agents, agent: str, sources: Sequence[ToolSource]) -> Iterator
         yield {
             "name": spec.name,
             "effect": effect_of(tool),
+            "asks_first": toolbox.asks_first(spec.name),
             "after_a_kill": _after_a_kill(tool),
             "repeatable": is_repeatable(tool),
             "tokens": tools_tokens([spec]),
@@ -132,7 +133,8 @@ def _listed(agent: str, rows: Sequence[Mapping[str, Any]], *, is_default: bool) 
 def _notes(row: Mapping[str, Any]) -> str:
     more = {"asks": "asks after a kill", "runs again": "runs again after a kill"}
     kill = more.get(row["after_a_kill"], "") if row["effect"] == "writes" else ""
-    return ", ".join(filter(None, (row["source"], kill, "repeatable" * row["repeatable"])))
+    asks = "asks first" * row["asks_first"]
+    return ", ".join(filter(None, (row["source"], asks, kill, "repeatable" * row["repeatable"])))
 
 
 async def call(args: Namespace, settings: Settings) -> int:

@@ -14,11 +14,13 @@ from typing import Any
 from weakref import WeakMethod
 
 from nanoloop.errors import HistoryNotLoaded
+from nanoloop.session.approvals import Approvals
 from nanoloop.session.chat import messages_of
 from nanoloop.session.digest import Digest, Quotes, Summary, added, pinned
 from nanoloop.session.entry import ERASED, Entry, copied, entries_in, title_of, utc_now
 from nanoloop.session.head import (
     ABOUT,
+    APPROVALS,
     MEMO,
     SETTINGS,
     STATE,
@@ -57,6 +59,8 @@ class Conversation:
         """The conversation's settings, which override those passed in and the defaults."""
         self.queue = Queue()
         """Waiting messages and unsent answers; changed only through this object."""
+        self.approvals = Approvals()
+        """The tool calls that wait for a person's yes; changed only by the acts in `approvals`."""
         self.updated_at = about.created_at
         """The time of the last change; reading is not a change."""
         self.turns = 0
@@ -495,7 +499,8 @@ class Conversation:
 
     def _take_back(self, exchange: Sequence[Entry]) -> None:
         taken = self.log.take_back(exchange[0].seq)
-        self.log.widen_to(self._newest_asked())
+        asked = (entry.seq for entry in reversed(self.log.entries) if is_asked(entry))
+        self.log.widen_to(next(asked, self.log.start))
         self.turns -= sum(entry.role == "assistant" for entry in taken)
         self._awaiting = 0
         for note in taken:
@@ -505,10 +510,6 @@ class Conversation:
             turn = min(int(self.resized.get("turn", 0)), self.turns)
             self.resized = {**self.resized, "turn": turn}
         self.touch()
-
-    def _newest_asked(self) -> int:
-        asked = (entry.seq for entry in reversed(self.log.entries) if is_asked(entry))
-        return next(asked, self.log.start)
 
     def archive(
         self, keep: int, take: Callable[[list[Entry]], object] | None = None
@@ -542,8 +543,9 @@ class Conversation:
             gone = frozenset(seqs)
             said = {entry.seq: entry for entry in (*stored, *self.log.erase(gone))}
             self.tracker.erase(gone)
-            for entry in said.values():
-                self._forget_trace(entry)
+            titles = {title_of(entry) for entry in said.values() if entry.role == "user"}
+            if self.about.title in titles:
+                self.about = replace(self.about, title="")
             gone -= {seq for seq, entry in said.items() if entry.type == ERASED}
             self._summary = self._summary.without(gone, start=self.log.start - 1)
             if gone and min(gone) <= self._memo.seq:
@@ -551,10 +553,6 @@ class Conversation:
             self._awaiting = 0 if self._awaiting in seqs else self._awaiting
             self.epoch += 1
             self.touch(ABOUT, SUMMARY, MEMO)
-
-    def _forget_trace(self, entry: Entry) -> None:
-        if entry.role == "user" and self.about.title == title_of(entry):
-            self.about = replace(self.about, title="")
 
     # Memory use
 
@@ -695,5 +693,6 @@ PARTS: Mapping[str, Part] = {
         lambda waiting: [entry.to_dict() for entry in waiting],
         lambda stored: tuple(entries_in(stored)),
     ),
+    APPROVALS: _value("approvals", Approvals.dump, Approvals.load),
 }
 """The parts of a session that stores keep beside head and entries: how to write and read each."""

@@ -77,7 +77,7 @@ def is_place(value: Any) -> bool:
 
 
 ABOUT, STATE, SUMMARY, MEMO, SETTINGS = "about", "state", "summary", "memo", "settings"
-WAITING = "waiting"
+WAITING, APPROVALS = "waiting", "approvals"
 TOKENS = ("tokens_in", "tokens_out", "tokens_cached")
 """The kinds of tokens that a session counts, in the order used in its head."""
 

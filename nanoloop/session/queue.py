@@ -95,6 +95,7 @@ FOLLOWS: Mapping[Stage, Mapping[Stage, str]] = {
         NoneType: "the command is run",
         Send: "the command is run",
         Ask: "the command is run, or edited into a message",
+        Think: "the command answers a question about a tool call",
         PassOn: "the command moves the chat to another session",
     },
     Think: {

@@ -46,7 +46,7 @@ ChatMessages = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 _STANDING = (
     *("about", "log", "queue", "updated_at", "turns", "epoch", "spent", "resized"),
     *("moved", "by", "claims", "stopped", "erasures", "erasing"),
-    *("_awaiting", "_expires_at", "_memo", "_state", "_summary", "tracker"),
+    *("approvals", "_awaiting", "_expires_at", "_memo", "_state", "_summary", "tracker"),
 )
 """The attributes of a session that a store keeps, except its settings."""
 

@@ -26,6 +26,7 @@ from nanoloop import defaults
 from nanoloop.events import Level
 from nanoloop.files import user_folder
 from nanoloop.messages import Language
+from nanoloop.protocols import Approve
 from nanoloop.sentences import ENGLISH
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.keys import (
@@ -43,6 +44,7 @@ from nanoloop.settings.problems import (
     InvalidSettings,
     all_gone,
     conflicts,
+    duration,
     function_name,
     http_address,
 )
@@ -99,6 +101,20 @@ def _address_or_none(value: str) -> str:
     return http_address(value) if value else value
 
 
+Approval = Approve | dict[str, Approve]
+"""One rule for all calls, or a rule for each glob of tool names; the first match counts."""
+Duration = Annotated[str, AfterValidator(duration)]
+
+
+class ApprovalSettings(Section):
+    """Questions to a person before a tool call runs; `approve` says which calls."""
+
+    who: Literal["asker", "operators"] = "asker"
+    """Who may answer: the person whose message led to the call, or the operators."""
+    expires: Duration = "24h"
+    """How long a call waits for an answer before it is given up, such as 30m, 24h or 7d."""
+
+
 class ToolServerSettings(Section):
     """An MCP server. Agents may call its tools as `NAME__tool`. Set its command or its url."""
 
@@ -114,6 +130,8 @@ class ToolServerSettings(Section):
     """Which of the server's tools to use: names or globs (`!` excludes); by default, all."""
     timeout_seconds: Seconds | None = Field(default=None, examples=[20])
     """How long the server may take to start or to answer; default: tools.timeout_seconds."""
+    approve: Approval | None = Field(default=None, examples=["writes"])
+    """Which of the server's calls a person has to approve; by default, as tools.approve says."""
     enabled: bool = True
     """Whether to use the server."""
 
@@ -140,6 +158,9 @@ class ToolSettings(PluginTables):
     """Your own functions as tools, by name; modules may be in the data folder's `tools`."""
     budget_tokens: Annotated[int, Field(ge=0), Unit("tokens")] = defaults.TOOL_BUDGET_TOKENS
     """How much the servers' tools may take in each request; the model looks up the rest."""
+    approve: Approval = "never"
+    """Which calls a person has to approve: never, writes or always, for all or by tool name."""
+    approvals: ApprovalSettings = ApprovalSettings()
     servers: Annotated[
         dict[str, ToolServerSettings],
         ByName(_server_table, usual=ToolServerSettings, example="files"),
@@ -324,6 +345,8 @@ class AgentSettings(Section):
     """The agent's model."""
     tools: Names | None = Field(default=None, examples=[["clock"]])
     """Names and globs of the tools that the agent may call (`!` excludes); by default, all."""
+    approve: Approval | None = Field(default=None, examples=["always"])
+    """Which of the agent's tool calls a person has to approve; goes before tools.approve."""
     max_steps: Annotated[int, Field(ge=1), Unit("model calls")] | None = Field(
         default=None, examples=[20]
     )

@@ -225,6 +225,21 @@ def http_address(value: str) -> str:
     return value.rstrip("/")
 
 
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def duration(value: str) -> str:
+    """Return the time span; raise ValueError if it is not one."""
+    if not re.fullmatch(r"[1-9]\d{0,8}[smhd]", value):
+        raise ValueError("not a time span: write a number and s, m, h or d, such as 30m or 24h")
+    return value
+
+
+def seconds_in(span: str) -> float:
+    """Return the seconds in a time span that `duration` accepts."""
+    return float(int(span[:-1]) * _UNITS[span[-1]])
+
+
 def function_name(value: str) -> str:
     """Return the name; raise ValueError if no function could have it."""
     if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", value):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,13 @@ from anyio.abc import TaskGroup
 
 from nanoloop.events import ToolFinished, ToolNotRepeated, ToolStarted, announce
 from nanoloop.protocols import ToolCall, ToolSpec
-from nanoloop.session.chat import decoded, open_calls, result_text, results_by_call
+from nanoloop.session import approvals
+from nanoloop.session.approvals import APPROVED, MOST_OPEN, Approval, asker_of, permissions_of
+from nanoloop.session.chat import WAITS_FOR, decoded, open_calls, result_text, results_by_call
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 from nanoloop.session.speech import FILES
+from nanoloop.tools.approval import WAITS, is_allowed
 from nanoloop.tools.call import CLAIM, CurrentCall, Outlet, Tell, asked_by, call_of, calling
 from nanoloop.tools.results import READ_RESULT, Results
 from nanoloop.tools.toolbox import Toolbox, ToolOutcome
@@ -38,6 +41,9 @@ _DONE = (
     "Already done: the same call, with the same arguments, succeeded earlier in this turn and was "
     "not run again. Its result was:\n"
 )
+_NOBODY = "not run: a person has to approve it first, and nobody can be asked here"
+_FULL = f"not run: {MOST_OPEN} calls already wait for a person's approval, and no more can"
+_WAITS_ALREADY = "not run again: the same call already waits for a person's approval (number {})"
 _NOT_KNOWN = (
     "not run: the same call was interrupted earlier in this turn, and it is unknown whether it "
     "took effect; find out before you repeat it, or leave it to the user"
@@ -54,12 +60,19 @@ class Effects:
         *,
         files: Attachments | None = None,
         tell: Tell | None = None,
+        asks: bool = False,
     ) -> None:
-        """`files` stores large results whole, and `tell` sends what tools say to the chat."""
+        """`files` stores large results whole, and `tell` sends what tools say to the chat.
+
+        `asks` if the chat can be asked to approve calls.
+        """
         self._toolbox = toolbox
         self._session = session
         self._results = None if files is None else Results(files, session)
         self._outlet = None if tell is None else Outlet(tell)
+        self._asks = asks
+        self._refusals: dict[str, str] = {}
+        """Why calls can't wait for approval, by the ids of their entries."""
         self._question: Entry | None = None
         self._first: dict[str, Entry] = {}
         """The results of calls that must not be repeated, by tool and arguments."""
@@ -84,12 +97,19 @@ class Effects:
             if isinstance(again := entries[result].metadata.get(AGAIN), list):
                 key = _key(str(said.get("tool")), said.get("parameters"))
                 self._unsure[key] = (str(again[0]), int(again[1]))
-        return [call for call in open_calls(entries) if self.is_resumed(self._session, call)]
+        left = [call for call in open_calls(entries) if self._approval_of(call) is None]
+        return [call for call in left if self.is_resumed(self._session, call)]
+
+    def _approval_of(self, call: Entry) -> Approval | None:
+        return self._session.approvals.of(call.id) if self._session.approvals.open else None
 
     def is_resumed(self, session: Session, call: Entry) -> bool:
-        """Return True if an interrupted call of this turn can be run again or settled."""
+        """Return True if an open call can still be run, run again or settled."""
         tool = str(call.content.get("tool"))
         is_safe = self._is_resumable(tool) or (tool == READ_RESULT and bool(self.offered))
+        if (approval := session.approvals.of(call.id)) is not None:
+            attempt = session.claims - approval.claim + 1
+            return approval.state != "started" or (is_safe and attempt <= MOST_ATTEMPTS)
         attempt = call_of(call, claims=session.claims).attempt
         return is_safe and session.awaiting < call.seq and attempt <= MOST_ATTEMPTS
 
@@ -99,15 +119,83 @@ class Effects:
     def asked(self, calls: Sequence[ToolCall]) -> list[Entry]:
         """Return the log entries for a step's calls."""
         claims = self._session.claims
-        return [
+        taken = {each.call_id for each in self._session.approvals.open}
+        entries = [
             Entry.tool_call(
                 call.name,
                 decoded(call.arguments),
                 call_id=call.id,
                 metadata={CLAIM: claims} if claims else None,
             )
-            for call in with_ids(calls)
+            for call in with_ids(calls, taken=taken)
         ]
+        wait = self._waiting_among(entries)
+        return [_waiting(call) if call.id in wait else call for call in entries]
+
+    # Calls that a person has to approve
+
+    def _waiting_among(self, calls: Sequence[Entry]) -> Collection[str]:
+        """Return the ids of the new calls that have to wait for a person's approval."""
+        known = self._session.approvals.asked
+        asked = {a.digest: f"{a.number}" for a in known if self._session.has_entry(a.seq)}
+        wait = set()
+        for call in calls:
+            tool, arguments = str(call.content.get("tool")), call.content.get("parameters")
+            if self._may_run(call) or _key(tool, arguments) in self._first:
+                continue
+            digest = self._toolbox.digest_of(tool, arguments) or ""
+            if (why := self._objection(tool, arguments, len(asked), asked.get(digest))) is None:
+                asked[digest] = "see above"
+                wait.add(call.id)
+            else:
+                self._refusals[call.id] = why
+        return wait
+
+    def _objection(self, tool: str, arguments: Any, count: int, twin: str | None) -> str | None:
+        if not self._asks or self._question is None:
+            return _NOBODY
+        if twin is not None:
+            return _WAITS_ALREADY.format(twin)
+        return _FULL if count >= MOST_OPEN else self._toolbox.objection(tool, arguments)
+
+    def _may_run(self, call: Entry) -> bool:
+        """Return True if the call needs no approval, or has it."""
+        tool, arguments = str(call.content.get("tool")), call.content.get("parameters")
+        if not self._toolbox.asks_first(tool):
+            return True
+        if (approval := self._session.approvals.of(call.id)) is not None:
+            return approval.state == "started" and self.is_unchanged(approval, call)
+        asker = {} if self._question is None else asker_of(self._question)
+        known = permissions_of(self._session)
+        return is_allowed(known, self._toolbox.tools[tool], arguments, asker)
+
+    def ask(self, session: Session, call: Entry) -> None:
+        """Record that a stored call waits for approval, if it does."""
+        if WAITS_FOR in call.metadata and self._question is not None:
+            tool, rules = str(call.content.get("tool")), self._toolbox.approval
+            approvals.ask(
+                session,
+                call,
+                question=self._question,
+                who=rules.who,
+                seconds=rules.seconds,
+                digest=self._toolbox.digest_of(tool, call.content.get("parameters")) or "",
+            )
+
+    @property
+    def untold(self) -> Sequence[Approval]:
+        """This turn's calls that wait for approval, and about which the chat was not asked yet."""
+        if self._question is None:
+            return ()
+        asked = self._session.approvals.asked
+        return [a for a in asked if not a.is_told and a.question == self._question.seq]
+
+    def is_unchanged(self, approval: Approval, call: Entry) -> bool:
+        """Return True if tool and arguments are what the person was shown."""
+        tool, arguments = str(call.content.get("tool")), call.content.get("parameters")
+        return self._toolbox.digest_of(tool, arguments) == approval.digest
+
+    # Running
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[TaskGroup]:
@@ -121,10 +209,13 @@ class Effects:
         tool, arguments = str(call.content.get("tool")), call.content.get("parameters")
         async with self._alone(tool, arguments):
             if first := self._first.get(_key(tool, arguments)):
-                return _not_repeated(call, tool, first)
-            result = await self._result(call, tool)
-            self._note(tool, arguments, result)
-            return result
+                result = _not_repeated(call, tool, first)
+            else:
+                result = await self._result(call, tool)
+                self._note(tool, arguments, result)
+            if (approval := self._approval_of(call)) is None:
+                return result
+            return replace(result, metadata={**result.metadata, APPROVED: approval.number})
 
     def _alone(self, tool: str, arguments: Any) -> AbstractAsyncContextManager[Any]:
         """Return a lock that makes an equal call wait, if only one of the two may run."""
@@ -167,6 +258,9 @@ class Effects:
         asked = ToolCall(
             id=call.call_id or call.id, name=current.tool, arguments=_as_written(current.arguments)
         )
+        if not self._may_run(call):  # the only way to a tool leads past this
+            why = self._refusals.get(call.id, _NOBODY)
+            return ToolOutcome(call=asked, success=False, text=why, error=why, is_refused=True)
         if asked.name == READ_RESULT and self._results is not None and self.offered:
             return await Toolbox([self._results]).run(asked)
         can_settle = self._toolbox.settles(asked.name)
@@ -188,9 +282,9 @@ class Effects:
         return self._toolbox.writes(tool) and not self._toolbox.is_repeatable(tool)
 
 
-def with_ids(calls: Sequence[ToolCall]) -> list[ToolCall]:
-    """Return the calls with distinct ids, even if the server gave none or duplicates."""
-    seen: set[str] = set()
+def with_ids(calls: Sequence[ToolCall], *, taken: Collection[str | None] = ()) -> list[ToolCall]:
+    """Return the calls with distinct ids, even if the server gave none, or one that is `taken`."""
+    seen = set(taken)
     distinct = []
     for call in calls:
         call_id = call.id if call.id and call.id not in seen else f"call_{uuid4().hex[:24]}"
@@ -204,14 +298,24 @@ def close_calls(
 ) -> None:
     """Record why the calls from `since` on that lack a result have none.
 
-    Calls that `but` accepts stay open.
+    Calls that `but` accepts stay open, and so do those that wait for a person's approval.
     """
     for call in open_calls([e for e in session.window if e.seq >= since]):
-        if but is None or not but(call):
+        if (but is None or not but(call)) and session.approvals.of(call.id) is None:
             name, unknown = call.content.get("tool", ""), {UNKNOWN: True}
             session.add_entry(
                 Entry.tool_result(name, None, why, call_id=call.call_id, metadata=unknown)
             )
+    for approval in session.approvals.open if but is None else ():
+        if approval.state == "started":
+            session.add_entry(approvals.result_of(approval, why, **{UNKNOWN: True}))
+            approvals.close(session, approval.number, "stopped")
+    if but is None:
+        approvals.withdraw(session, "stopped", lambda each: each.state == "given")
+
+
+def _waiting(call: Entry) -> Entry:
+    return replace(call, metadata={**call.metadata, WAITS_FOR: WAITS})
 
 
 def _as_written(arguments: Any) -> str:

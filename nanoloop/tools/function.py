@@ -22,7 +22,7 @@ from typing import (
 )
 
 from nanoloop.errors import BadArguments
-from nanoloop.protocols import Effect, Settle, ToolSpec
+from nanoloop.protocols import Approve, Effect, Settle, ToolSpec
 from nanoloop.tools.threads import Threads
 from nanoloop.words import did_you_mean
 
@@ -55,6 +55,7 @@ class FunctionTool(Generic[P, R]):
         repeatable: bool = False,
         idempotent: bool = False,
         settle: Settle | None = None,
+        approve: Approve = "never",
     ) -> None:
         update_wrapper(self, function)
         self.function = function
@@ -68,6 +69,8 @@ class FunctionTool(Generic[P, R]):
         _check_after_a_kill(effect, idempotent=idempotent, settle=settle)
         self.idempotent = idempotent
         """True if a call interrupted by a kill runs again, with the same id."""
+        self.approve = _checked_approve(approve)
+        """Which calls a person has to approve; settings can ask for more, but not for less."""
         self.settle = None if settle is None else partial(self._settled, settle)
         """Returns the result of the call with this id, or None if the call had no effect."""
         self._description = description
@@ -100,6 +103,10 @@ class FunctionTool(Generic[P, R]):
         """Check the arguments, then run the function; raise `BadArguments` or its own error."""
         work: partial[Any] = partial(self.function, **self._arguments.checked(arguments))
         return await self._done(self.function, work)
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Check the arguments without running the function; raise `BadArguments`."""
+        self._arguments.checked(arguments)
 
     async def _settled(self, settle: Settle, call: str) -> Any:
         return await self._done(settle, partial(settle, call))
@@ -137,6 +144,12 @@ def _checked_effect(effect: Effect) -> Effect:
     return effect
 
 
+def _checked_approve(approve: Approve) -> Approve:
+    if approve not in get_args(Approve):
+        raise ValueError(f'approve is "never", "writes" or "always", not {approve!r}')
+    return approve
+
+
 def _check_after_a_kill(effect: Effect, *, idempotent: bool, settle: Settle | None) -> None:
     if effect == "reads" and (idempotent or settle is not None):
         given = "idempotent" if idempotent else "settle"
@@ -169,6 +182,7 @@ def tool(
     repeatable: bool = False,
     idempotent: bool = False,
     settle: Settle | None = None,
+    approve: Approve = "never",
 ) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 
 
@@ -180,6 +194,7 @@ def tool(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
     tool has `settle(call)`, sync or async, that is called with this id instead. It returns the
     result if the call took effect, None if it didn't, and raises if it can't tell. Otherwise the
     model is told that it is unknown. The same call of a `repeatable` tool may run several times.
+    With `approve`, a person is asked first: about calls of a tool that writes, or about all calls.
     """
     if function is None:
         return partial(FunctionTool, **options)

@@ -27,6 +27,7 @@ LONGEST_OWN_NAME = 200
 LONGEST_NAME = 64
 """The most characters in a tool name that model servers accept."""
 _ODD = re.compile(r"[^A-Za-z0-9_-]+")
+_NO_GLOB = re.compile(r"[^A-Za-z0-9_*?\[\]!-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,11 @@ def name_for_model(server: str, tool: str) -> str:
         mark = sha256(tool.encode()).hexdigest()[:6]
         name = f"{name[: LONGEST_NAME - len(mark) - 1]}_{mark}"
     return name
+
+
+def glob_for_model(server: str, glob: str) -> str:
+    """Return the glob for the names that models see, given one for the server's own names."""
+    return f"{server}__{_NO_GLOB.sub('_', glob)}"
 
 
 class Accepted:

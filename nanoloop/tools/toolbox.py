@@ -35,6 +35,7 @@ from nanoloop.protocols import (
 from nanoloop.session.chat import MOST_PARTS
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
+from nanoloop.tools.approval import LONGEST_SHOWN, ApprovalRules, digest_of, shown_arguments
 from nanoloop.tools.file_results import KeptResults, kept_results, parted
 from nanoloop.tools.finding import Finder
 from nanoloop.tools.function import tool as as_tool
@@ -123,12 +124,15 @@ class Toolbox:
         *,
         timeout_seconds: float = defaults.TOOL_TIMEOUT_SECONDS,
         result_chars: int = 16_000,
+        approval: ApprovalRules | None = None,
     ) -> None:
         self._tools = _by_name(tools)
         self._finder = _finder_in(self._tools)
         later = {} if self._finder is None else self._finder.later
         self._timeout_seconds = timeout_seconds
         self._result_chars = result_chars
+        self.approval = approval or ApprovalRules()
+        """Which calls need approval."""
         self.specs: tuple[ToolSpec, ...] = tuple(spec for spec, _ in self._tools.values())
         """The specs that the model gets, in the order given."""
         self._tools |= {name: (tool.spec, tool) for name, tool in later.items()}
@@ -143,7 +147,10 @@ class Toolbox:
             return self
         tools = [*(known for _, known in self._tools.values()), tool]
         return Toolbox(
-            tools, timeout_seconds=self._timeout_seconds, result_chars=self._result_chars
+            tools,
+            timeout_seconds=self._timeout_seconds,
+            result_chars=self._result_chars,
+            approval=self.approval,
         )
 
     @property
@@ -158,6 +165,32 @@ class Toolbox:
     def is_repeatable(self, name: str) -> bool:
         """Return True if equal calls of this tool should each run."""
         return name in self._tools and is_repeatable(self._tools[name][1])
+
+    def asks_first(self, name: str) -> bool:
+        """Return True if a person has to approve calls of this tool before they run."""
+        return name in self._tools and self.approval.asks_first(self._tools[name][1])
+
+    def objection(self, name: str, arguments: Any) -> str | None:
+        """Return why nobody should be asked about this call, or None if it is in order."""
+        tool = self._tools[name][1]
+        try:
+            if not isinstance(arguments, dict):
+                decoded(str(arguments))
+            if (check := getattr(tool, "check", None)) is not None:
+                check(arguments)
+        except ToolError as error:
+            return str(error)
+        chars = len(shown_arguments(arguments))
+        if chars > LONGEST_SHOWN:
+            return (
+                f"not run: a person has to approve it, and its arguments have {chars} characters, "
+                f"more than the {LONGEST_SHOWN} that can be shown: send fewer"
+            )
+        return None
+
+    def digest_of(self, name: str, arguments: Any = None) -> str | None:
+        """Return the digest of what a person approves; None if there is no such tool."""
+        return digest_of(self._tools[name][1], arguments) if name in self._tools else None
 
     def runs_again(self, name: str) -> bool:
         """Return True if it is safe to run an interrupted call of this tool again."""

@@ -22,8 +22,8 @@ from nanoloop.settings.channels import PlatformSettings
 
 EVERYONE = "*"
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
-READ_ONLY = frozenset({"help", "history", "recall", "status", "stop"})
-"""Commands allowed to everyone in a group, because they leave its conversation unchanged."""
+FOR_EVERYONE = frozenset({"help", "history", "recall", "status", "stop", "yes", "no"})
+"""Commands allowed to everyone in a group: they change nothing, or check themselves who may."""
 
 
 class AccessControl:
@@ -112,7 +112,7 @@ class AccessControl:
         name = command(heard.text)
         if name is None or self.is_operator(heard):
             return False
-        return name == "pair" or not (heard.private or name in READ_ONLY)
+        return name == "pair" or not (heard.private or name in FOR_EVERYONE)
 
     def approve(self, code: str) -> Person | None:
         """Give access to the person with this code; return None if it is unknown or expired."""

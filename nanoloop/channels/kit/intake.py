@@ -169,6 +169,7 @@ class Intake:
             account=self._account(heard),
             agent=rules.first_agent,
             agents=None if self._access.is_operator(heard) else rules.agents_of_all,
+            rank="operator" if self._access.is_operator(heard) else "user",
             language=rules.language,
             burst_seconds=max(rules.burst_seconds, heard.burst_seconds),
             steers=rules.steers,

@@ -16,7 +16,7 @@ from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, 
 from nanoloop.channels.web.conversations import SESSION
 from nanoloop.channels.web.feed import shown_attachment
 from nanoloop.channels.web.names import ENTRIES_READ, OTHER_BODY, MessageName
-from nanoloop.messages import Attachment, Inbound, Outcome, Quote
+from nanoloop.messages import Attachment, Inbound, Outcome, Quote, Rank
 from nanoloop.protocols import Store
 from nanoloop.session.entry import (
     MESSAGE,
@@ -180,7 +180,8 @@ def asked_by(
     message = inbound(session, text, message_id, key=key, account=call.who.account, files=files)
     if not is_command_text(text):
         return message
-    return replace(message, agent=call.agent_to_name, agents=tuple(call.agents))
+    rank: Rank = "operator" if call.who.is_operator else "user"
+    return replace(message, agent=call.agent_to_name, agents=tuple(call.agents), rank=rank)
 
 
 async def lane_of(backend: Backend, session: Session, account: str) -> str:

@@ -1,0 +1,233 @@
+"""Approvals in chats: /yes, /no and /always answer the questions about tool calls."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from nanoloop.intake import RANK, user_entry
+from nanoloop.messages import Inbound
+from nanoloop.sentences import Say
+from nanoloop.session import approvals
+from nanoloop.session.approvals import (
+    APPROVAL,
+    Approval,
+    Closed,
+    Permission,
+    asker_of,
+    call_in,
+    is_same_person,
+    permissions_of,
+    result_of,
+)
+from nanoloop.session.entry import ERASED, Entry
+from nanoloop.session.queue import without
+from nanoloop.session.session import Session
+from nanoloop.sessions import Sessions
+
+if TYPE_CHECKING:
+    from nanoloop.agents import Agents
+
+Word = Literal["yes", "no", "always"]
+_GIVEN = re.compile(r"#?(?P<number>\d{1,9})(?:\s+(?P<code>[0-9a-f]{14})(?=\s|$))?\s*")
+REASON_CHARS = 500
+"""How many characters of the reason for a no the model reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalAnswer:
+    """What a person answers, and to which question."""
+
+    word: Word
+    message: Inbound
+    number: int = 0
+    """The number given; 0 if none."""
+    code: str = ""
+    """The code of a button; "" if the person typed the number."""
+    rest: str = ""
+    """Further words: the reason for a no, or the patterns for /always."""
+
+    @classmethod
+    def of(cls, word: Word, message: Inbound, text: str) -> ApprovalAnswer:
+        """Read the text after the command."""
+        given = _GIVEN.match(text)
+        if given is None:
+            return cls(word=word, message=message, rest=text)
+        number, rest = int(given["number"]), text[given.end() :].strip()
+        return cls(word=word, message=message, number=number, code=given["code"] or "", rest=rest)
+
+    @property
+    def sender(self) -> Mapping[str, Any]:
+        """The person, in a form that can be compared with the asker."""
+        return asker_of(user_entry(self.message))
+
+    def entry(self, approval: Approval) -> Entry:
+        """Return the log entry that records the answer; a turn continues from it."""
+        content = {
+            "answer": "no" if self.word == "no" else "yes",
+            "number": approval.number,
+            "call": approval.seq,
+            "question": approval.question,
+        }
+        metadata = without(user_entry(self.message), "origin", RANK).metadata
+        return Entry(type=APPROVAL, content=content, metadata=metadata)
+
+
+class ApprovalCommands:
+    """Checks and records what people answer to questions about tool calls."""
+
+    def __init__(self, *, sessions: Sessions, agents: Agents, node: str) -> None:
+        """Create the commands; `node` is the process that will run the approved calls."""
+        self._sessions = sessions
+        self._agents = agents
+        self._node = node
+
+    async def yes(self, message: Inbound, rest: str, say: Say) -> str:
+        """Approve a call; return "" if a turn will run it, and otherwise what to tell the chat."""
+        return await self._answer(ApprovalAnswer.of("yes", message, rest), say)
+
+    async def no(self, message: Inbound, rest: str, say: Say) -> str:
+        """Refuse a call; return as `yes`."""
+        return await self._answer(ApprovalAnswer.of("no", message, rest), say)
+
+    async def always(self, message: Inbound, rest: str, say: Say) -> str:
+        """Approve a call and equal ones to come; list or take back such permissions."""
+        session = await self._sessions.current_fresh(message.session_key)
+        if not rest:
+            rows = [_row(each, say) for each in permissions_of(session)]
+            return "\n".join(rows) or say("always_none")
+        if rest == "off":
+            count = await self._sessions.change(session, approvals.forbid_all)
+            return say("always_off", count=count)
+        answer = ApprovalAnswer.of("always", message, rest)
+        return await self._answer(answer, say) if answer.number else say("always_usage")
+
+    async def _answer(self, answer: ApprovalAnswer, say: Say) -> str:
+        session = await self._sessions.current_fresh(answer.message.session_key)
+        approval = _chosen(session, answer, say)
+        if isinstance(approval, str):
+            return approval
+        between = {"after": approval.question - 1, "upto": approval.question}
+        asked = await self._sessions.store.entries(session.id, **between)
+        between = {"after": approval.seq - 1, "upto": approval.seq}
+        calls = await self._sessions.store.entries(session.id, **between)
+        is_erased = not asked or asked[0].type == ERASED
+        call = None if is_erased else call_in(calls, approval)
+        permission = None if call is None else self._permission(session, answer, approval, call)
+        if answer.word == "always" and permission is None and call is not None:
+            names = ", ".join(call.content.get("parameters") or ())
+            return say("always_arguments", tool=approval.tool, names=names)
+        if permission and permission.patterns is not None and answer.message.rank == "user":
+            return say("operators_only")
+        act = partial(
+            self._decide, answer=answer, approval=approval, call=call, permission=permission
+        )
+        void: str | None = await self._sessions.change(session, act)
+        return say(f"void_{void}", number=approval.number) if void else ""
+
+    def _permission(
+        self, session: Session, answer: ApprovalAnswer, approval: Approval, call: Entry
+    ) -> Permission | None:
+        """Return what /always allows; None for another command, or if its patterns don't fit."""
+        if answer.word != "always":
+            return None
+        if not answer.rest:
+            return Permission(tool=approval.tool, digest=approval.digest, asker=approval.asker)
+        patterns = _patterns(answer.rest)
+        digest = self._agents.of(session).toolbox.digest_of(approval.tool)
+        if patterns.keys() != dict(call.content.get("parameters") or {}).keys() or digest is None:
+            return None
+        return Permission(tool=approval.tool, digest=digest, patterns=patterns)
+
+    def _decide(
+        self,
+        session: Session,
+        *,
+        answer: ApprovalAnswer,
+        approval: Approval,
+        call: Entry | None,
+        permission: Permission | None,
+    ) -> str | None:
+        """Record the answer; return why it does not count, as the `void_` sentences say it."""
+        now = session.approvals.numbered(approval.number)
+        if now is None or now.code != approval.code or now.state != "asked":
+            return "answered"
+        if (refused := _refused(approval, answer)) is not None:
+            return refused
+        if (why := self._why_void(session, approval, call, answer)) is not None:
+            approvals.withdraw(session, why, lambda each: each.number == approval.number)
+            return why
+        if permission is not None:
+            approvals.allow(session, permission)
+        session.awaiting = session.add_entry(answer.entry(approval)).seq
+        if answer.word == "no":
+            reason = f": {answer.rest[:REASON_CHARS]}" if answer.rest else ""
+            session.add_entry(result_of(approval, f"not run: the user said no{reason}"))
+            approvals.close(session, approval.number)
+        else:
+            approvals.change(session, approval.number, state="given")
+        session.claim(self._node)
+        return None
+
+    def _why_void(
+        self, session: Session, approval: Approval, call: Entry | None, answer: ApprovalAnswer
+    ) -> Closed | None:
+        """Return why the call can't be approved any more, or None."""
+        if answer.message.time.timestamp() > approval.expires_at:
+            return "expired"
+        if call is None or not session.has_entry(approval.seq):
+            return "erased"
+        arguments = call.content.get("parameters")
+        digest = self._agents.of(session).toolbox.digest_of(approval.tool, arguments)
+        return None if digest == approval.digest else "changed"
+
+
+def _chosen(session: Session, answer: ApprovalAnswer, say: Say) -> Approval | str:
+    """Return the approval that is meant, or what to tell the chat if that is not clear."""
+    known = session.approvals
+    if not answer.number:
+        if not known.asked:
+            return say("approval_none")
+        if len(known.asked) > 1:
+            rows = (f"/{answer.word} {each.number}: {each.tool}" for each in known.asked)
+            return "\n".join((say("approval_which"), *rows))
+        return known.asked[0]
+    found = known.numbered(answer.number)
+    if found is not None and answer.code in {"", found.code}:
+        return found
+    why = known.why_closed(answer.number, answer.code)
+    return say(f"void_{why or 'elsewhere'}", number=answer.number)
+
+
+def _refused(approval: Approval, answer: ApprovalAnswer) -> str | None:
+    """Return why this person may not answer, or not yet; None if they may."""
+    rank = answer.message.rank
+    if approval.who == "operators" and rank == "user":
+        return "operators"
+    is_asker = is_same_person(approval.asker, answer.sender)
+    if approval.who == "asker" and rank != "owner" and not is_asker:
+        return "others"
+    if answer.message.time.timestamp() < approval.asked_at:
+        return "early"
+    return None
+
+
+def _patterns(text: str) -> dict[str, str]:
+    """Read patterns as `name=glob`, with quotes around spaces; {} if they are not of that form."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return {}
+    pairs = [word.partition("=") for word in words]
+    return {name: glob for name, _, glob in pairs} if all(mark for _, mark, _ in pairs) else {}
+
+
+def _row(permission: Permission, say: Say) -> str:
+    if permission.patterns is None:
+        return say("always_same", tool=permission.tool)
+    globs = ", ".join(f"{name}={glob}" for name, glob in permission.patterns.items())
+    return f"{permission.tool}({globs})"
