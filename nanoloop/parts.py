@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -53,6 +53,8 @@ from nanoloop.stores.sealed_files import FolderSealing
 from nanoloop.tools.finding import within_budget
 from nanoloop.tools.function import tool as as_tool
 from nanoloop.tools.functions import called, function_named, tool_named
+from nanoloop.tools.logins import FOLDER as TOOL_LOGINS
+from nanoloop.tools.logins import ServerLogins
 from nanoloop.tools.ready import calculator, clock, make_recall_tool
 from nanoloop.tools.servers import ToolServerPlace, ToolServers
 from nanoloop.tools.toolbox import ToolSource, chosen
@@ -120,6 +122,12 @@ def keys_file(settings: Settings, *, url: str | None = None) -> Path | None:
     if path_of(place, settings.data) is None and place != "memory:":
         return None
     return settings.data / KEYS_FILE
+
+
+def folder_sealings(settings: Settings) -> Iterator[FolderSealing]:
+    """Yield the encryption of each folder of files; same errors as `make_folder_sealing`."""
+    yield make_folder_sealing(settings)
+    yield FolderSealing(settings.data / TOOL_LOGINS, make_seal(settings))
 
 
 def make_folder_sealing(settings: Settings) -> FolderSealing:
@@ -358,6 +366,10 @@ def server_places(settings: Settings) -> list[ToolServerPlace]:
             command=own.command,
             url=own.url,
             headers={key: value.get_secret_value() for key, value in own.headers.items()},
+            auth=own.auth,
+            client_id=own.client_id,
+            client_secret=own.client_secret.get_secret_value() if own.client_secret else "",
+            issuer=own.issuer,
             env=own.env,
             tools=own.tools,
             timeout_seconds=own.timeout_seconds or settings.tools.timeout_seconds,
@@ -376,7 +388,12 @@ def _has_mcp() -> bool:
 
 def make_servers(settings: Settings) -> ToolServers:
     """Create the tool servers, without starting them; same errors as `server_places`."""
-    return ToolServers(server_places(settings), folder=settings.data)
+    return ToolServers(server_places(settings), folder=settings.data, logins=make_logins(settings))
+
+
+def make_logins(settings: Settings) -> ServerLogins:
+    """Create the logins to tool servers, encrypted like the store; nothing is read yet."""
+    return ServerLogins(settings.data, lambda folder: FolderSealing(folder, make_seal(settings)))
 
 
 def renew_agents(settings: Settings, loop: AgentLoop, servers: ToolServers | None) -> None:

@@ -1,4 +1,4 @@
-"""Connect to MCP servers. Only this file imports `mcp`, which takes half a second.
+"""Connect to MCP servers. Only this file and `oauth` import `mcp`, which takes half a second.
 
 What a server sends is untrusted: it is bounded here, and none of it reaches the log.
 """
@@ -34,10 +34,19 @@ from pydantic import ValidationError
 
 from nanoloop.addresses import trusted_certificates
 from nanoloop.children import NETWORK, child_environment, has_ended, how_it_ended, open_group
-from nanoloop.errors import DISTRIBUTION, ServerGone, SettingsError, ToolError
+from nanoloop.errors import (
+    DISTRIBUTION,
+    LoginFailed,
+    LoginWanted,
+    ServerGone,
+    SettingsError,
+    ToolError,
+)
 from nanoloop.proxies import proxy_for
 from nanoloop.tools.file_results import FileResult
 from nanoloop.tools.listing import ListedTool, Listing, listed_tool, name_for_model, visible
+from nanoloop.tools.logins import ServerLogins, login_wanted
+from nanoloop.tools.oauth import Access
 from nanoloop.tools.servers import ToolServerPlace
 
 MOST_BYTES = 16_000_000
@@ -71,7 +80,7 @@ _Streams = tuple[
 class ServerConnection:
     """A connection to a server. Calls may be made in any task."""
 
-    def __init__(self, place: ToolServerPlace) -> None:
+    def __init__(self, place: ToolServerPlace, logins: ServerLogins | None = None) -> None:
         self.heard = 0
         """How many messages the server has sent."""
         self.why_gone = ""
@@ -79,6 +88,8 @@ class ServerConnection:
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         """The last lines that the server's program wrote to standard error, for the operator."""
         self.place = place
+        self.access = Access(place, logins) if place.auth and logins is not None else None
+        """What adds the server's token to requests; None without a login."""
         self._client: Client | None = None
         self._asked = 0
         """How many questions the server had for the user."""
@@ -133,7 +144,7 @@ class ServerConnection:
         """Call a tool; raise `ToolError`, or `ServerGone` if the server can't be used."""
         asked = self._asked
         try:
-            result = await self._able().call_tool(name, dict(arguments))
+            result = await (await self._ready()).call_tool(name, dict(arguments))
         except MCPError as error:
             raise self._failed(error) from None
         except (ValidationError, RuntimeError) as error:
@@ -151,12 +162,30 @@ class ServerConnection:
     async def read(self, uri: str) -> str:
         """Read one of the server's resources; same errors as `call`."""
         try:
-            result = await self._able().read_resource(uri)
+            result = await (await self._ready()).read_resource(uri)
         except MCPError as error:
             raise self._failed(error) from None
         except (ValidationError, RuntimeError) as error:
             raise _broken(error) from None
         return "\n".join(map(_content, result.contents))
+
+    async def _ready(self) -> Client:
+        """Return the client, once it has a token; raise `LoginWanted` before anything is sent."""
+        client = self._able()
+        if self.access is not None:
+            try:
+                await self.access.token()
+            except (LoginWanted, LoginFailed):
+                raise self._shut_out() from None
+        return client
+
+    def _shut_out(self) -> ToolError:
+        """End the connection, as there is no token; return what its call is told."""
+        why = "" if self.access is None else self.access.why_not
+        self.end(why)
+        if why == login_wanted(self.place.name):
+            return LoginWanted(why)
+        return LoginFailed(f"{self.place.name} could not be called: {why}")
 
     def _able(self) -> Client:
         if self._client is None or self.why_gone:
@@ -171,6 +200,8 @@ class ServerConnection:
                 else "it closed the connection"
             )
             return ServerGone(self.why_gone)
+        if self.access is not None and self.access.why_not:
+            return self._shut_out()
         return ToolError(error.message or f"error {error.code}")
 
     # For `connected`
@@ -229,7 +260,8 @@ class ServerConnection:
 
     async def note(self, response: httpx2.Response) -> None:
         """Remember an HTTP error status, to explain later why there is no connection."""
-        if response.status_code not in _OK_CODES:
+        is_renewed = response.status_code == httpx2.codes.UNAUTHORIZED and self.access is not None
+        if response.status_code not in _OK_CODES and not is_renewed:
             self.status = response.status_code
 
 
@@ -273,7 +305,7 @@ def why(error: BaseException, connection: ServerConnection) -> str:
 
 def _in_words(error: BaseException, status: int) -> str:
     match error:
-        case ServerGone() | SettingsError():
+        case ServerGone() | SettingsError() | LoginWanted() | LoginFailed():
             words = str(error)
         case TimeoutError():
             words = "it did not answer in time"
@@ -406,6 +438,7 @@ async def _http(place: ToolServerPlace, connection: ServerConnection) -> AsyncGe
             transport=_Bounded(proxied),
             headers={**place.headers, "Accept-Encoding": "identity"},
             timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
+            auth=connection.access,
             event_hooks={"response": [connection.note]},
             trust_env=False,
         ) as http,
