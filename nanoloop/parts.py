@@ -55,6 +55,7 @@ from nanoloop.tools.function import tool as as_tool
 from nanoloop.tools.functions import called, function_named, tool_named
 from nanoloop.tools.logins import FOLDER as TOOL_LOGINS
 from nanoloop.tools.logins import ServerLogins
+from nanoloop.tools.prompts import ServerPrompt
 from nanoloop.tools.ready import calculator, clock, make_recall_tool
 from nanoloop.tools.servers import ToolServerPlace, ToolServers
 from nanoloop.tools.toolbox import ToolSource, chosen
@@ -447,6 +448,7 @@ def make_agent(
         text = f"the tools of agent {name!r} can't be used: {error}"
         raise InvalidSettings([_set_at(settings, f"agents.{name}.tools", text)]) from error
     agent.language = own.language
+    agent.prompts = _prompts_of(own, sources)
     return agent
 
 
@@ -468,6 +470,16 @@ def _tools_of(
     if lost:
         raise InvalidSettings([_no_tool(settings, agent, each, list(known)) for each in lost])
     return [known[name] for name in names]
+
+
+def _prompts_of(own: AgentSettings, sources: Sequence[ToolSource]) -> Mapping[str, ServerPrompt]:
+    """Return the prompts that an agent's list chooses, as if they were tools of their servers."""
+    known = {name: prompt for source in sources for name, prompt in source.prompts.items()}
+    if own.tools is None:
+        return known
+    names = {name.replace(":", "__", 1): name for name in known}
+    picked, _ = chosen(own.tools, list(names))
+    return {names[each]: known[names[each]] for each in picked}
 
 
 def _is_of_a_server(settings: Settings, entry: str) -> bool:

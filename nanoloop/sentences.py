@@ -110,7 +110,12 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "help_undo": "take back the last exchange",
         "help_fork": "continue in a copy; this one stays as it is",
         "help_export": "show this conversation as text: /export md, or /export json",
+        "prompts_more_one": "and 1 more prompt of the tool servers",
+        "prompts_more": "and {count} more prompts of the tool servers",
         # The commands' answers.
+        "prompt_needs": "This prompt needs {names}: {usage}",
+        "prompt_failed": "/{name} can't be used now: {why}",
+        "prompt_empty": "/{name} is empty: its server says nothing.",
         "unknown_command": "There is no /{name}: /help lists the commands.",
         "unknown_command_near": "There is no /{name}: did you mean /{near}?",
         "here": " (here)",

@@ -10,7 +10,7 @@ import binascii
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from mimetypes import guess_extension
@@ -44,14 +44,25 @@ from nanoloop.errors import (
 )
 from nanoloop.proxies import proxy_for
 from nanoloop.tools.file_results import FileResult
-from nanoloop.tools.listing import ListedTool, Listing, listed_tool, name_for_model, visible
+from nanoloop.tools.listing import (
+    ListedPrompt,
+    ListedTool,
+    Listing,
+    listed_prompt,
+    listed_tool,
+    name_for_model,
+    prompt_command,
+    visible,
+)
 from nanoloop.tools.logins import ServerLogins, login_wanted
 from nanoloop.tools.oauth import Access
+from nanoloop.tools.prompts import PromptText
 from nanoloop.tools.servers import ToolServerPlace
 
 MOST_BYTES = 16_000_000
 """The size of the largest message that a server may send."""
 MOST_PAGES = 50
+MOST_PROMPTS = 100
 MOST_TOOLS = 500
 """How many of a server's tools are read."""
 CONNECT_SECONDS = 10.0
@@ -136,9 +147,32 @@ class ServerConnection:
                 self.left_out[visible(tool.name)[:_NAME_CHARS]] = str(why)
         return Listing(
             tools=tuple(tools.values()),
+            prompts=await self._prompts(client),
             left_out=dict(self.left_out),
             has_resources=client.server_capabilities.resources is not None,
         )
+
+    async def _prompts(self, client: Client) -> tuple[ListedPrompt, ...]:
+        """List the prompts that can be used; a server whose list can't be read has none."""
+        prompts: dict[str, ListedPrompt] = {}
+        if client.server_capabilities.prompts is None:
+            return ()
+        with suppress(MCPError, ValidationError, RuntimeError):
+            for prompt in (await client.list_prompts()).prompts[:MOST_PROMPTS]:
+                with suppress(ValueError):
+                    name = prompt_command(self.place.name, prompt.name)
+                    prompts.setdefault(name, _listed_prompt(prompt))
+        return tuple(prompts.values())
+
+    async def prompt(self, name: str, given: Mapping[str, str]) -> Sequence[PromptText]:
+        """Get a prompt's messages; same errors as `call`."""
+        try:
+            result = await (await self._ready()).get_prompt(name, dict(given))
+        except MCPError as error:
+            raise self._failed(error) from None
+        except (ValidationError, RuntimeError) as error:
+            raise _broken(error) from None
+        return [PromptText(each.role, _named(each.content)) for each in result.messages]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Call a tool; raise `ToolError`, or `ServerGone` if the server can't be used."""
@@ -234,7 +268,9 @@ class ServerConnection:
 
     async def hear(self, message: object) -> None:
         """Handle a notification from the server."""
-        if isinstance(message, wire.ToolListChangedNotification):
+        if isinstance(
+            message, wire.ToolListChangedNotification | wire.PromptListChangedNotification
+        ):
             self._change()
 
     def _change(self) -> None:
@@ -254,7 +290,7 @@ class ServerConnection:
         self._client = client
         # By the newer protocol they are told only to those that ask, and not every server can.
         with suppress(Exception):
-            async with client.listen(tools_list_changed=True) as changes:
+            async with client.listen(tools_list_changed=True, prompts_list_changed=True) as changes:
                 async for _ in changes:
                     self._change()
 
@@ -518,6 +554,18 @@ def _listed(tool: wire.Tool) -> ListedTool:
         reads=bool(hints and hints.read_only_hint),
         idempotent=bool(hints and hints.idempotent_hint),
     )
+
+
+def _listed_prompt(prompt: wire.Prompt) -> ListedPrompt:
+    arguments = {each.name: bool(each.required) for each in prompt.arguments or ()}
+    return listed_prompt(prompt.name, prompt.description or prompt.title or "", arguments)
+
+
+def _named(block: wire.ContentBlock) -> str:
+    """Return a part of a prompt as text; pictures and audio are only named."""
+    if isinstance(block, wire.ImageContent | wire.AudioContent):
+        return f"[data of type {block.mime_type or 'unknown'}, {_size(block.data):,} bytes]"
+    return _told(block)
 
 
 def _told(block: wire.ContentBlock) -> str:

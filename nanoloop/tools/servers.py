@@ -25,8 +25,16 @@ from nanoloop.errors import (
 )
 from nanoloop.events import Event, announce
 from nanoloop.protocols import Effect, ToolSpec
-from nanoloop.tools.listing import Accepted, ListedTool, Listing, name_for_model, visible
+from nanoloop.tools.listing import (
+    Accepted,
+    ListedPrompt,
+    ListedTool,
+    Listing,
+    name_for_model,
+    visible,
+)
 from nanoloop.tools.logins import ServerLogins, login_wanted
+from nanoloop.tools.prompts import PromptText, ServerPrompt
 from nanoloop.tools.toolbox import ToolSource, chosen
 
 if TYPE_CHECKING:
@@ -177,8 +185,10 @@ class ToolServer:
         self.tool_seconds = place.timeout_seconds + FIRST_PAUSE_SECONDS  # it says more itself
         self.tools: dict[str, ServerTool | ResourceTool] = {}
         """The tools that models are told about, by the names that models see."""
+        self.prompts: dict[str, ServerPrompt] = {}
+        """The prompts that people may use, by their commands."""
         self.withheld: tuple[str, ...] = ()
-        """The tools that the operator has yet to accept, by the server's names for them."""
+        """What the operator has yet to accept, by the server's names; `prompt …` is a prompt."""
         self.left_out: Mapping[str, str] = {}
         self.reason = ""
         """Why the server can't be used now; empty while it can, or while a connection is tried."""
@@ -221,11 +231,12 @@ class ToolServer:
             return
         yield f"server {self.name}: connected, {len(self.tools)} tools"
         yield from (f"  left out {name!r}: {why}" for name, why in self.left_out.items())
-        known = {tool.name for tool in (self._accepted.of(self.name) or Listing()).tools}
-        for tool in self._offered.tools:
-            if tool.name in self.withheld:
-                what = "changed" if tool.name in known else "new"
-                yield f"  withheld {tool.name!r}, which is {what}, and says: {tool.description}"
+        accepted = self._accepted.of(self.name) or Listing()
+        known = {_shown(each) for each in accepted.described}
+        for each in self._offered.described:
+            if _shown(each) in self.withheld:
+                what = "changed" if _shown(each) in known else "new"
+                yield f"  withheld {_shown(each)!r}, which is {what}, and says: {each.description}"
         if self.withheld:
             yield f"  to accept them: nanoloop tools accept {self.name}"
 
@@ -390,9 +401,24 @@ class ToolServer:
         reading = ResourceTool(self)
         if offered.has_resources:
             tools.setdefault(reading.spec.name, reading)
-        if _listed_in(tools) != _listed_in(self.tools):
-            self.tools = tools
+        prompts = self._prompts(accepted, offered)
+        if _listed_in(tools) != _listed_in(self.tools) or _texts(prompts) != _texts(self.prompts):
+            self.tools, self.prompts = tools, prompts
             self._changed()
+
+    def _prompts(self, accepted: Listing, offered: Listing) -> dict[str, ServerPrompt]:
+        known = {prompt.digest for prompt in accepted.prompts}
+        good = [prompt for prompt in offered.prompts if prompt.digest in known]
+        self.withheld += tuple(_shown(each) for each in offered.prompts if each not in good)
+        prompts = (ServerPrompt(self.name, each, self._prompt) for each in good)
+        return {prompt.command: prompt for prompt in prompts}
+
+    async def _prompt(self, name: str, given: Mapping[str, str]) -> Sequence[PromptText]:
+        async def use(connection: ServerConnection) -> Any:
+            return await connection.prompt(name, given)
+
+        texts: Sequence[PromptText] = await self.use(use, may_repeat=True)
+        return texts
 
     def _tell(self) -> None:
         self._news.set()
@@ -401,6 +427,15 @@ class ToolServer:
 
 def _listed_in(tools: Mapping[str, ServerTool | ResourceTool]) -> Mapping[str, ListedTool | None]:
     return {name: getattr(tool, "listed", None) for name, tool in tools.items()}
+
+
+def _texts(prompts: Mapping[str, ServerPrompt]) -> Mapping[str, ListedPrompt]:
+    return {name: prompt.listed for name, prompt in prompts.items()}
+
+
+def _shown(listed: ListedTool | ListedPrompt) -> str:
+    """Return the name of a tool or a prompt, in which the two can't be confused."""
+    return f"prompt {listed.name}" if isinstance(listed, ListedPrompt) else listed.name
 
 
 def _cut_off(what: str, *, may_repeat: bool) -> ToolError:
@@ -440,7 +475,12 @@ class ToolServers:
     def sources(self) -> list[ToolSource]:
         """Each server with the tools that models are told about."""
         return [
-            ToolSource(name=f"server {each.name}", tools=dict(each.tools), is_budgeted=True)
+            ToolSource(
+                name=f"server {each.name}",
+                tools=dict(each.tools),
+                prompts=dict(each.prompts),
+                is_budgeted=True,
+            )
             for each in self
         ]
 
