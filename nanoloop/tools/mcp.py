@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
-from mimetypes import guess_extension
+from mimetypes import guess_extension, guess_type
 from shutil import which
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import anyio
 import httpx2
@@ -193,7 +194,7 @@ class ServerConnection:
             raise ToolError(text or "the tool failed and said nothing")
         return [text, *files] if files else text
 
-    async def read(self, uri: str) -> str:
+    async def read(self, uri: str) -> Any:
         """Read one of the server's resources; same errors as `call`."""
         try:
             result = await (await self._ready()).read_resource(uri)
@@ -201,7 +202,9 @@ class ServerConnection:
             raise self._failed(error) from None
         except (ValidationError, RuntimeError) as error:
             raise _broken(error) from None
-        return "\n".join(map(_content, result.contents))
+        text = "\n".join(filter(None, map(_content, result.contents)))
+        files = [file for each in result.contents if (file := _blob(each)) is not None]
+        return [text, *files] if files else text
 
     async def _ready(self) -> Client:
         """Return the client, once it has a token; raise `LoginWanted` before anything is sent."""
@@ -563,9 +566,8 @@ def _listed_prompt(prompt: wire.Prompt) -> ListedPrompt:
 
 def _named(block: wire.ContentBlock) -> str:
     """Return a part of a prompt as text; pictures and audio are only named."""
-    if isinstance(block, wire.ImageContent | wire.AudioContent):
-        return f"[data of type {block.mime_type or 'unknown'}, {_size(block.data):,} bytes]"
-    return _told(block)
+    file = _file(block)
+    return _told(block) if file is None else f"[data of type {file.shown_type}]"
 
 
 def _told(block: wire.ContentBlock) -> str:
@@ -583,23 +585,36 @@ def _told(block: wire.ContentBlock) -> str:
 
 
 def _file(block: wire.ContentBlock) -> FileResult | None:
-    """Return a picture or recording, which is sent to the chat only if the model names it."""
-    if not isinstance(block, wire.ImageContent | wire.AudioContent):
-        return None
-    with suppress(binascii.Error, ValueError):
-        kind = block.mime_type.partition(";")[0].strip()
-        name = f"{block.type}{guess_extension(kind) or ''}"
-        return FileResult(base64.b64decode(block.data), name=name, mime_type=kind, send=False)
+    """Return a picture, a recording or data, which is sent only if the model names it."""
+    if isinstance(block, wire.EmbeddedResource):
+        return _blob(block.resource)
+    if isinstance(block, wire.ImageContent | wire.AudioContent):
+        return _decoded(block.data, name=block.type, mime_type=block.mime_type)
     return None
 
 
-def _content(resource: wire.TextResourceContents | wire.BlobResourceContents) -> str:
+_Resource = wire.TextResourceContents | wire.BlobResourceContents
+
+
+def _blob(resource: _Resource) -> FileResult | None:
+    if isinstance(resource, wire.TextResourceContents):
+        return None
+    name = unquote(urlsplit(str(resource.uri)).path).rstrip("/").rpartition("/")[2]
+    return _decoded(resource.blob, name=name or "data", mime_type=resource.mime_type or "")
+
+
+def _decoded(data: str, *, name: str, mime_type: str) -> FileResult | None:
+    kind = mime_type.partition(";")[0].strip()
+    if guess_type(name)[0] is None:
+        name += guess_extension(kind) or ""
+    with suppress(binascii.Error, ValueError):
+        return FileResult(base64.b64decode(data), name=name, mime_type=kind, send=False)
+    return None
+
+
+def _content(resource: _Resource) -> str:
+    """Return a resource as the model reads it; data is a file, unless it can't be decoded."""
     if isinstance(resource, wire.TextResourceContents):
         return resource.text
-    return f"[data of type {resource.mime_type or 'unknown'}, {_size(resource.blob):,} bytes]"
-
-
-def _size(data: str) -> int:
-    with suppress(binascii.Error, ValueError):
-        return len(base64.b64decode(data))
-    return 0
+    kind = resource.mime_type or "unknown"
+    return "" if _blob(resource) is not None else f"[data of type {kind} that can't be read]"

@@ -41,7 +41,7 @@ class ServerPrompt:
         return " ".join((f"/{self.command}", *(n if needed else f"[{n}]" for n, needed in names)))
 
     def speaker(self, role: str) -> str:
-        """Return whom the model is told to hear; short, as it reads the command in what was typed."""
+        """Return who the model is told says it; it reads the command in what was typed."""
         return f"{'answers' if role == 'assistant' else 'a prompt'} of {self.server}"
 
     def arguments(self, text: str) -> dict[str, str]:

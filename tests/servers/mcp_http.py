@@ -81,6 +81,12 @@ def count() -> dict[str, int]:
     return {"sheep": 3}
 
 
+@server.resource("note://shop/apple%20pie", mime_type="application/pdf")
+def pie() -> bytes:
+    """Data."""
+    return b"%PDF"
+
+
 @server.resource("note://one")
 def note() -> str:
     """A note."""
