@@ -45,6 +45,7 @@ from nanoloop.session.session import ChatMessages, Session
 from nanoloop.session.sync import Handler, Mutex, blocking
 from nanoloop.sessions import Sessions
 from nanoloop.tools.approval import ApprovalRules
+from nanoloop.tools.prompts import ServerPrompt
 from nanoloop.tools.toolbox import Toolbox
 from nanoloop.turn import Answer, Cutting, Keeping, Turn
 
@@ -190,6 +191,8 @@ class Agent(AgentHistory):
         )
         self.recording = recording or Recording()
         self.hooks = hooks or Hooks()
+        self.prompts: Mapping[str, ServerPrompt] = {}
+        """The prompts of tool servers that its chats may use, by their commands."""
         self.language: Language | None = None
         """The language of the loop's own messages; None means the channel's."""
         self._sessions = Sessions(store) if store is not None else None
@@ -336,17 +339,26 @@ class Agents(Mapping[str, Agent]):
         the default. Later questions go to the session's agent. An unknown name is logged and
         ignored.
         """
-        is_first = session.last_seq == 0
-        names = [wanted, session.agent] if is_first else [session.agent or wanted]
+        names = self._candidates(session, wanted, channel)
         for name in names:
             if name is not None and name not in self:
                 announce(AgentUnknown(agent=name))
-        if is_first:
-            names += [self._by_channel.get(channel), self.default.name]
         chosen = next((name for name in names if name in self), None)
         if chosen != session.agent:
             session.agent = chosen
         return self.of(session)
+
+    def to_answer(self, session: Session, *, wanted: str | None, channel: str) -> Agent:
+        """Return the agent that `choose` would choose, without choosing it."""
+        names = self._candidates(session, wanted, channel)
+        return next((self[name] for name in names if name and name in self), self.default)
+
+    def _candidates(
+        self, session: Session, wanted: str | None, channel: str
+    ) -> Sequence[str | None]:
+        if session.last_seq:
+            return [session.agent or wanted]
+        return [wanted, session.agent, self._by_channel.get(channel), self.default.name]
 
 
 class AgentRequest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,23 +21,34 @@ from nanoloop.errors import (
     PinsFull,
     SessionNotFound,
     StillAnswering,
+    ToolError,
 )
 from nanoloop.events import RecallFailed, about, announce
+from nanoloop.intake import user_entry
 from nanoloop.memory.summarizer import Summarizer, state_text
-from nanoloop.messages import Inbound
+from nanoloop.messages import Inbound, Quote, Speaker
 from nanoloop.protocols import SessionInfo
 from nanoloop.sending import Notices
 from nanoloop.sentences import Say, role
 from nanoloop.session.digest import MOST_PINS
-from nanoloop.session.entry import ERASED, MESSAGE
+from nanoloop.session.entry import ERASED, MESSAGE, Entry
 from nanoloop.session.log import message_count
-from nanoloop.session.queue import last_exchange, messages_among
+from nanoloop.session.queue import (
+    heard_by,
+    hearer_of,
+    is_for_loop,
+    last_exchange,
+    message_id_of,
+    messages_among,
+    without,
+)
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions, matching, mentions
+from nanoloop.tools.listing import visible
 from nanoloop.words import nearest
 
 if TYPE_CHECKING:
-    from nanoloop.agents import Agents
+    from nanoloop.agents import Agent, Agents
     from nanoloop.memory.recall import Recall
 
 
@@ -134,6 +145,7 @@ class Commands:
         erasing = ErasingCommands(sessions=sessions, summarizer=summarizer)
         shelf = SessionCommands(sessions=sessions, runner=runner)
         approvals = ApprovalCommands(sessions=sessions, agents=agents, node=runner.node)
+        self._prompts = PromptCommands(sessions=sessions, agents=agents)
         known = (
             Command(name="help", run=self._help),
             Command(
@@ -163,14 +175,17 @@ class Commands:
     def is_at_once(self, text: str) -> bool:
         """Return True for a command that changes nothing and needn't wait for earlier messages."""
         name, rest = _parsed(text)
-        return name not in self._commands or not self._commands[name].writes(rest)
+        if name not in self._commands:
+            return not self._prompts.has(name)
+        return not self._commands[name].writes(rest)
 
     async def answer(self, message: Inbound) -> str:
         """Run a command and return its answer, or suggest a similar command."""
         name, rest = _parsed(message.text)
         say = partial(self._notices.text, message)  # in the language of the agent at that time
         if name not in self._commands:
-            return self._unknown(name, say)
+            asked = await self._prompts.run(message, name, rest, say)
+            return self._unknown(name, say) if asked is None else asked
         return await self._commands[name].run(message, rest, say)
 
     def _unknown(self, name: str, say: Say) -> str:
@@ -179,9 +194,12 @@ class Commands:
         return say("unknown_command", name=name)
 
     async def _help(self, message: Inbound, _: str, say: Say) -> str:
+        prompts: list[str] = []
         with suppress(NanoloopError):  # loads the session, so that its agent's language is known
             await self._sessions.current(message.session_key, agent=message.agent)
-        return "\n".join(f"/{name} - {say(f'help_{name}')}" for name in self._commands)
+            prompts += await self._prompts.lines(message, say)
+        lines = [f"/{name} - {say(f'help_{name}')}" for name in self._commands]
+        return "\n".join((*lines, *prompts))
 
     async def _new(self, message: Inbound, _: str, say: Say) -> str:
         key = message.session_key
@@ -255,6 +273,80 @@ def _parsed(text: str) -> tuple[str, str]:
     """Split a command into its name and the text after it."""
     word, _, rest = text[1:].strip().partition(" ")
     return word.partition("@")[0].lower(), rest.strip()  # chats write /help@bot
+
+
+PROMPTS_SHOWN = 20
+"""How many prompts `/help` lists."""
+_WHY_CHARS = 300
+"""How much of a server's error the chat is told."""
+
+
+class PromptCommands:
+    """The prompts of tool servers, each as a command such as /tickets:review.
+
+    What a server says is quoted in the message of the person who asked for it.
+    """
+
+    def __init__(self, *, sessions: Sessions, agents: Agents) -> None:
+        self._sessions = sessions
+        self._agents = agents
+
+    def has(self, name: str) -> bool:
+        """Return True if any agent has this prompt."""
+        return ":" in name and any(name in agent.prompts for agent in self._agents.values())
+
+    async def lines(self, message: Inbound, say: Say) -> list[str]:
+        """Return the lines about the chat's prompts for `/help`."""
+        prompts = (await self._agent(message)).prompts.values()
+        shown = [*prompts][:PROMPTS_SHOWN]
+        rows = [" - ".join(filter(None, (each.usage, each.listed.description))) for each in shown]
+        more = len(prompts) - len(shown)
+        return [*rows, say("prompts_more", count=more)] if more else rows
+
+    async def run(self, message: Inbound, name: str, rest: str, say: Say) -> str | None:
+        """Ask the model with this prompt; return why not, "" if it is asked, None if unknown."""
+        prompt = (await self._agent(message)).prompts.get(name)
+        if prompt is None:
+            return None
+        given = prompt.arguments(rest)
+        if missing := prompt.missing(given):
+            return say("prompt_needs", names=", ".join(missing), usage=prompt.usage)
+        try:
+            texts = await prompt.texts(given)
+        except ToolError as error:
+            why = visible(str(error))[:_WHY_CHARS]
+            return say("prompt_failed", name=name, why=why)
+        if not texts:
+            return say("prompt_empty", name=name)
+        quotes = (Quote(text=t, speaker=Speaker(name=prompt.speaker(r))) for r, t in texts)
+        await self._ask(message, (*message.quotes, *quotes))
+        return ""
+
+    async def _agent(self, message: Inbound) -> Agent:
+        session = await self._sessions.current_fresh(message.session_key, agent=message.agent)
+        return self._agents.to_answer(session, wanted=message.agent, channel=message.channel)
+
+    async def _ask(self, message: Inbound, quotes: tuple[Quote, ...]) -> None:
+        """Replace the command in the queue by a question with these quotes, in one commit."""
+        # It is for the model now, though its text still begins with a slash.
+        asked = without(user_entry(replace(message, quotes=quotes)), "origin")
+
+        def act(session: Session) -> None:
+            behind = [entry for entry in session.waiting if not _is_of(entry, message)]
+            here = next((entry for entry in session.waiting if _is_of(entry, message)), asked)
+            session.hold(heard_by(asked, hearer_of(here)))
+            for entry in behind:  # they keep their places
+                session.let_go_held(entry.id)
+                session.hold(entry)
+
+        session = await self._sessions.current_fresh(message.session_key)
+        await self._sessions.change(session, act)
+
+
+def _is_of(entry: Entry, message: Inbound) -> bool:
+    """Return True if this is the command that the message has."""
+    is_same = message_id_of(entry) == message.message_id
+    return is_for_loop(entry) and is_same and entry.content.get("text") == message.text
 
 
 MOST = 1000

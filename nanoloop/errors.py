@@ -49,6 +49,8 @@ NanoloopError
 │   ├── UnknownTool
 │   ├── BadArguments
 │   ├── ServerGone
+│   ├── LoginWanted          a tool server needs a login; nothing was sent to it
+│   ├── LoginFailed          a login to a tool server went wrong
 │   ├── ToolTimeout
 │   └── CallHadNoEffect
 └── ProviderError            (one plain sentence and the next step)
@@ -436,6 +438,14 @@ class BadArguments(ToolError):
 
 class ServerGone(ToolError):
     """A tool's server went away before or during a call, whose effect is unknown."""
+
+
+class LoginWanted(ToolError):
+    """A tool's server needs a login by the operator; nothing was sent to it."""
+
+
+class LoginFailed(ToolError):
+    """A login to a tool's server went wrong, or could not be renewed now."""
 
 
 class ToolTimeout(ToolError):

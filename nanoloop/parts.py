@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -56,6 +56,9 @@ from nanoloop.tools.finding import within_budget
 from nanoloop.tools.function import tool as as_tool
 from nanoloop.tools.functions import called, function_named, tool_named
 from nanoloop.tools.listing import glob_for_model
+from nanoloop.tools.logins import FOLDER as TOOL_LOGINS
+from nanoloop.tools.logins import ServerLogins
+from nanoloop.tools.prompts import ServerPrompt
 from nanoloop.tools.ready import calculator, clock, make_recall_tool
 from nanoloop.tools.servers import ToolServerPlace, ToolServers
 from nanoloop.tools.toolbox import ToolSource, chosen
@@ -123,6 +126,12 @@ def keys_file(settings: Settings, *, url: str | None = None) -> Path | None:
     if path_of(place, settings.data) is None and place != "memory:":
         return None
     return settings.data / KEYS_FILE
+
+
+def folder_sealings(settings: Settings) -> Iterator[FolderSealing]:
+    """Yield the encryption of each folder of files; same errors as `make_folder_sealing`."""
+    yield make_folder_sealing(settings)
+    yield FolderSealing(settings.data / TOOL_LOGINS, make_seal(settings))
 
 
 def make_folder_sealing(settings: Settings) -> FolderSealing:
@@ -361,6 +370,10 @@ def server_places(settings: Settings) -> list[ToolServerPlace]:
             command=own.command,
             url=own.url,
             headers={key: value.get_secret_value() for key, value in own.headers.items()},
+            auth=own.auth,
+            client_id=own.client_id,
+            client_secret=own.client_secret.get_secret_value() if own.client_secret else "",
+            issuer=own.issuer,
             env=own.env,
             tools=own.tools,
             timeout_seconds=own.timeout_seconds or settings.tools.timeout_seconds,
@@ -379,7 +392,12 @@ def _has_mcp() -> bool:
 
 def make_servers(settings: Settings) -> ToolServers:
     """Create the tool servers, without starting them; same errors as `server_places`."""
-    return ToolServers(server_places(settings), folder=settings.data)
+    return ToolServers(server_places(settings), folder=settings.data, logins=make_logins(settings))
+
+
+def make_logins(settings: Settings) -> ServerLogins:
+    """Create the logins to tool servers, encrypted like the store; nothing is read yet."""
+    return ServerLogins(settings.data, lambda folder: FolderSealing(folder, make_seal(settings)))
 
 
 def renew_agents(settings: Settings, loop: AgentLoop, servers: ToolServers | None) -> None:
@@ -439,6 +457,7 @@ def make_agent(
         text = f"the tools of agent {name!r} can't be used: {error}"
         raise InvalidSettings([_set_at(settings, f"agents.{name}.tools", text)]) from error
     agent.language = own.language
+    agent.prompts = _prompts_of(own, sources)
     return agent
 
 
@@ -484,6 +503,16 @@ def _tools_of(
         key = f"agents.{agent}.tools"
         raise InvalidSettings([_no_tool(settings, key, each, list(known)) for each in lost])
     return [known[name] for name in names]
+
+
+def _prompts_of(own: AgentSettings, sources: Sequence[ToolSource]) -> Mapping[str, ServerPrompt]:
+    """Return the prompts that an agent's list chooses, as if they were tools of their servers."""
+    known = {name: prompt for source in sources for name, prompt in source.prompts.items()}
+    if own.tools is None:
+        return known
+    names = {name.replace(":", "__", 1): name for name in known}
+    picked, _ = chosen(own.tools, list(names))
+    return {names[each]: known[names[each]] for each in picked}
 
 
 def _is_of_a_server(settings: Settings, entry: str) -> bool:

@@ -102,6 +102,8 @@ class Notices:
 
     async def publish(self, said: Outbound) -> None:
         """Send a text; if the bus fails, only announce that, so that the lanes survive."""
+        if not said.text:  # a command that is answered by the model
+            return
         try:
             await self._bus.publish(said)
         except Exception as error:  # noqa: BLE001 - as above

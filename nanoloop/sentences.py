@@ -114,7 +114,12 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "help_no": "refuse a tool call that waits: /no NUMBER, with a reason if you like",
         "help_always": "approve it and equal calls to come: /always NUMBER; list these: /always; "
         "end them: /always off",
+        "prompts_more_one": "and 1 more prompt of the tool servers",
+        "prompts_more": "and {count} more prompts of the tool servers",
         # The commands' answers.
+        "prompt_needs": "This prompt needs {names}: {usage}",
+        "prompt_failed": "/{name} can't be used now: {why}",
+        "prompt_empty": "/{name} is empty: its server says nothing.",
         "unknown_command": "There is no /{name}: /help lists the commands.",
         "unknown_command_near": "There is no /{name}: did you mean /{near}?",
         "here": " (here)",

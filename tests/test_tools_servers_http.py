@@ -85,6 +85,16 @@ async def test_a_picture_becomes_a_file_and_resources_are_read(shared_web, data)
         assert json.loads(await call(servers, "web__count")) == {"sheep": 3}
 
 
+async def test_data_that_is_read_becomes_a_file(shared_web, data):
+    async with running(shared_web.place(), data=data) as servers:
+        (source,) = servers.sources
+        text, file = await source.tools["web__read_resource"].call(
+            {"uri": "note://shop/apple%20pie"}
+        )
+    assert (text, file.content, file.send) == ("", b"%PDF", False)
+    assert (file.shown_name, file.shown_type) == ("apple pie.pdf", "application/pdf")
+
+
 async def test_a_question_of_the_newest_protocol_is_declined_too(shared_web, data):
     async with running(shared_web.place(), data=data) as servers:
         said, _, told = (await call(servers, "web__pay")).partition("\n")

@@ -194,12 +194,13 @@ COMMANDS = {
         flags=("--data",),
     ),
     "tools": CommandHelp(
-        "list the tools that each agent may call, try one, or accept a server's tools",
+        "list the tools that each agent may call, try one, or log in to a server of tools",
         (
             "nanoloop tools",
             "nanoloop tools --json",
             'nanoloop tools call clock \'{"zone": "Europe/Berlin"}\'',
             "nanoloop tools accept files",
+            "nanoloop tools login tickets",
         ),
     ),
     "approvals": CommandHelp(

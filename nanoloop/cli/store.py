@@ -7,6 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from itertools import chain
 from secrets import token_hex
 from typing import Any
 
@@ -22,7 +23,7 @@ from nanoloop.errors import SettingsError, StoreLocked
 from nanoloop.events import hearing
 from nanoloop.nodes import PLACE, is_dead
 from nanoloop.parts import (
-    make_folder_sealing,
+    folder_sealings,
     make_installation,
     open_store,
     remove_plain_words,
@@ -209,9 +210,12 @@ async def _refuse_if_served(store: Any) -> None:
 
 
 def _seal_files(settings: Settings) -> int:
-    """Encrypt uploads and remove plain text from other files; return the number of failures."""
+    """Encrypt uploads and logins, and remove plain text from other files.
+
+    Return the number of failures.
+    """
     damaged = 0
-    for file, is_well in make_folder_sealing(settings).reseal():
+    for file, is_well in chain.from_iterable(each.reseal() for each in folder_sealings(settings)):
         damaged += not is_well
         if not is_well:
             say(f"the content of {file} is not what was sealed", err=True)

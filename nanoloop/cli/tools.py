@@ -1,19 +1,35 @@
-"""`nanoloop tools`: list each agent's tools, try one, or accept a server's tools."""
+"""`nanoloop tools`: list each agent's tools, try one, accept a server's, or log in to one."""
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
 from typing import Any
 
 import anyio
+from anyio.abc import Listener, SocketAttribute, SocketStream
+from anyio.to_thread import run_sync
 
 from nanoloop.agents import Agents
 from nanoloop.channels.screen import printable
 from nanoloop.cli import Exit, add_actions, load_settings
 from nanoloop.cli.output import say, say_json
-from nanoloop.parts import BUILT_IN, make_agents, make_servers, make_tools, recall_alone
+from nanoloop.errors import LoginFailed, SettingsError
+from nanoloop.files import refusal
+from nanoloop.parts import (
+    BUILT_IN,
+    make_agents,
+    make_logins,
+    make_servers,
+    make_tools,
+    recall_alone,
+    server_places,
+)
 from nanoloop.protocols import Tool, ToolCall, effect_of, is_repeatable, runs_again, settle_of
 from nanoloop.session.entry import fresh_id
 from nanoloop.settings import Settings
@@ -21,7 +37,8 @@ from nanoloop.settings.vendors import suited
 from nanoloop.tokens import tools_tokens
 from nanoloop.tools.call import CurrentCall, Outlet, calling
 from nanoloop.tools.finding import FIND_TOOLS
-from nanoloop.tools.servers import ToolServers
+from nanoloop.tools.logins import ServerLogin
+from nanoloop.tools.servers import ToolServerPlace, ToolServers
 from nanoloop.tools.toolbox import Toolbox, ToolSource
 from nanoloop.words import did_you_mean
 
@@ -32,6 +49,13 @@ Tool servers are started for this. It shows which of their tools are new or have
 _ACCEPT_HOW = """
 A server's descriptions of its tools reach the model. The first ones are accepted; tools that are
 new or have changed since then are withheld until you accept them."""
+_LOGIN_HOW = """
+It prints an address to open in a browser, and waits until somebody has logged in there. On a
+machine without a browser, open the address elsewhere, and paste here the address that the browser
+is sent to at the end, which begins with http://127.0.0.1. A running daemon uses the login within
+seconds. A server with `auth = "client_credentials"` needs none; this tries its client's secret."""
+_LOGOUT_HOW = """
+The login is removed from this machine, and its server is asked to forget it."""
 _CALL_HOW = """
 The tool really runs, as if a model had called it, even if it writes."""
 
@@ -44,6 +68,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     accepted = action("accept", "accept a server's tools as they are now", accept)
     accepted.description = f"{accepted.description}{_ACCEPT_HOW}"
     accepted.add_argument("server", metavar="SERVER", help="the server's name")
+    login = action("login", "log in to a tool server", log_in)
+    login.description = f"{login.description}{_LOGIN_HOW}"
+    login.add_argument("server", metavar="SERVER", help="the server's name")
+    login.add_argument("--no-browser", action="store_true", help="only print the address")
+    logout = action("logout", "log out of a tool server", log_out)
+    logout.description = f"{logout.description}{_LOGOUT_HOW}"
+    logout.add_argument("server", metavar="SERVER", help="the server's name")
     tried = action("call", "run a tool once, as if a model had called it", call)
     tried.description = f"{tried.description}{_CALL_HOW}"
     tried.add_argument("name", metavar="NAME", help="the tool's name")
@@ -74,15 +105,76 @@ async def _list(args: Namespace, settings: Settings) -> int:
     return Exit.DONE
 
 
+async def log_in(args: Namespace, settings: Settings) -> int:
+    """Log in to a server, as a person or with the client's own secret."""
+    place = _place(args.server, server_places(settings))
+    if place is None:
+        return Exit.NOT_FOUND
+    if not place.auth:
+        text = f"{place.name} has no login: set tools.servers.{place.name}.auth to have one"
+        say(f"nanoloop: {text}", err=True)
+        return Exit.NOT_CONFIGURED
+    logins = make_logins(settings)
+    try:
+        login = await _login(args, settings, place)
+    except LoginFailed as failed:
+        say(printable(f"nanoloop: the login to {place.name} failed: {failed}"), err=True)
+        return Exit.FAILED
+    async with logins.alone(place.name):
+        await run_sync(logins.keep, place.name, login)
+    say(f"logged in to {place.name}")
+    return Exit.DONE
+
+
+async def _login(args: Namespace, settings: Settings, place: ToolServerPlace) -> ServerLogin:
+    from nanoloop.tools import oauth  # noqa: PLC0415 - it takes half a second to load
+
+    if place.auth == "client_credentials":
+        return await oauth.machine_login(place)
+
+    async def show(url: str) -> None:
+        say(f"open this address to log in to {place.name}:\n\n{url}\n", err=True)
+        say("then paste here the address you are sent to, if the browser is elsewhere", err=True)
+        if not args.no_browser:
+            await open_browser(url)
+
+    port = settings.tools.servers[place.name].redirect_port
+    async with listening(port) as redirect:
+        return await oauth.log_in(
+            place, redirect=redirect.address, show=show, answer=redirect.answer
+        )
+
+
+async def log_out(args: Namespace, settings: Settings) -> int:
+    """Remove a login, and ask its server to forget it."""
+    logins = make_logins(settings)
+    async with logins.alone(args.server):
+        login = await run_sync(logins.remove, args.server)
+    if login is None:
+        say(printable(f"there is no login to {args.server}"), err=True)
+        return Exit.NOT_FOUND
+    from nanoloop.tools import oauth  # noqa: PLC0415 - as above
+
+    is_revoked = await oauth.revoke(ToolServerPlace(name=args.server, url=login.url), login)
+    more = "" if is_revoked else "; its server could not be told, and ends it in its own time"
+    say(printable(f"logged out of {args.server}{more}"))
+    return Exit.DONE
+
+
+def _place(name: str, places: Sequence[ToolServerPlace]) -> ToolServerPlace | None:
+    """Return the server with this name; without one, say so."""
+    known = {place.name: place for place in places}
+    if name not in known:
+        there = f"configured servers: {', '.join(known) or 'none'}"
+        advice = did_you_mean(name, [*known], there)
+        say(printable(f"nanoloop: there is no tool server {name!r}: {advice}"), err=True)
+    return known.get(name)
+
+
 def accept(args: Namespace, settings: Settings) -> int:
     """Accept what a server says about its tools."""
     servers = make_servers(settings)
-    names = [server.name for server in servers]
-    if args.server not in names:
-        advice = did_you_mean(
-            args.server, names, f"configured servers: {', '.join(names) or 'none'}"
-        )
-        say(printable(f"nanoloop: there is no tool server {args.server!r}: {advice}"), err=True)
+    if _place(args.server, [server.place for server in servers]) is None:
         return Exit.NOT_FOUND
     accepted = [tool.name for tool in servers.accept(args.server).tools]
     say(printable(f"accepted {len(accepted)} tools of {args.server}: {', '.join(accepted)}"))
@@ -177,3 +269,116 @@ _ALL = sys.maxsize
 
 async def _say(text: str) -> None:
     say(printable(text), err=True)
+
+
+# The answer to a login
+
+ANSWER_SECONDS = 600.0
+"""How long somebody may take to log in."""
+_PATH = "/callback"
+_REQUEST_SECONDS = 10.0
+_REQUEST_BYTES = 16_000
+_SEEN_PAGE = "nanoloop has the answer. Return to the terminal, which says whether it is accepted."
+_NO_PAGE = "There is nothing here."
+SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")
+
+
+class Redirect:
+    """The address on this machine that a login's answer is sent to."""
+
+    def __init__(self, listener: Listener[SocketStream]) -> None:
+        self._listener = listener
+        self._answer = ""
+        self._is_here = anyio.Event()
+        port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - not Django's
+        self.address = f"http://127.0.0.1:{port}{_PATH}"
+        """What the authorization server sends the browser to."""
+
+    async def answer(self) -> str:
+        """Return the address that the browser was sent to; raise `LoginFailed` if none comes."""
+        with anyio.move_on_after(ANSWER_SECONDS):
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._listener.serve, self._hear, name="answers of browsers")
+                group.start_soon(self._read, name="pasted answers")
+                await self._is_here.wait()
+                group.cancel_scope.cancel()
+        await self._listener.aclose()
+        if not self._answer:
+            raise LoginFailed(f"nobody logged in within {ANSWER_SECONDS / 60:g} minutes")
+        return self._answer
+
+    def _take(self, address: str) -> None:
+        self._answer = self._answer or address
+        self._is_here.set()
+
+    async def _hear(self, stream: SocketStream) -> None:
+        async with stream:
+            with anyio.move_on_after(_REQUEST_SECONDS), suppress(anyio.BrokenResourceError):
+                target = await _target(stream)
+                is_answer = target.startswith(f"{_PATH}?") and not self._answer
+                status = HTTPStatus.OK if is_answer else HTTPStatus.NOT_FOUND
+                await stream.send(_page(status, _SEEN_PAGE if is_answer else _NO_PAGE))
+                if is_answer:
+                    self._take(self.address.removesuffix(_PATH) + target)
+
+    async def _read(self) -> None:
+        """Read lines of standard input, if somebody or something can write there."""
+        if not _may_speak(0):
+            return
+        line = b""
+        while b"\n" not in line:
+            await anyio.wait_readable(0)
+            piece = os.read(0, _REQUEST_BYTES)
+            line = (line + piece).lstrip()
+            if not piece or len(line) > _REQUEST_BYTES:
+                return
+        self._take(line.decode("utf-8", "replace").strip())
+
+
+def _may_speak(fd: int) -> bool:
+    with suppress(OSError):
+        return os.isatty(fd) or stat.S_ISFIFO(os.fstat(fd).st_mode)
+    return False
+
+
+async def _target(stream: SocketStream) -> str:
+    """Return what a request asks for; empty if it is none."""
+    head = b""
+    with suppress(anyio.EndOfStream):
+        while b"\r\n\r\n" not in head and len(head) < _REQUEST_BYTES:
+            head += await stream.receive()
+    method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
+    return rest.partition(b" ")[0].decode("latin-1") if method == b"GET" else ""
+
+
+def _page(status: HTTPStatus, text: str) -> bytes:
+    head = (
+        f"HTTP/1.1 {status} {status.phrase}",
+        "Content-Type: text/plain; charset=utf-8",
+        f"Content-Length: {len(text)}",
+        "Cache-Control: no-store",
+        "Referrer-Policy: no-referrer",
+        "Connection: close",
+    )
+    return "\r\n".join((*head, "", text)).encode()
+
+
+@asynccontextmanager
+async def listening(port: int) -> AsyncIterator[Redirect]:
+    """Listen on this machine only; raise `SettingsError` if the port is not free."""
+    try:
+        many = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
+    except OSError as error:
+        raise SettingsError(
+            f"port {port} of this machine can't be used: {refusal(error)}"
+        ) from None
+    async with many:
+        yield Redirect(many.listeners[0])
+
+
+async def open_browser(url: str) -> None:
+    """Open the address in a browser if this machine has a screen."""
+    if any(os.environ.get(name) for name in SCREENS):
+        import webbrowser  # noqa: PLC0415 - only here
+
+        await run_sync(webbrowser.open, url)

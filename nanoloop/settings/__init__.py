@@ -97,6 +97,11 @@ class TurnSettings(Section):
     """How many times the model may be called in one turn."""
 
 
+def _issuer(value: str) -> str:
+    _address_or_none(value)
+    return value  # compared character by character
+
+
 def _address_or_none(value: str) -> str:
     return http_address(value) if value else value
 
@@ -124,6 +129,16 @@ class ToolServerSettings(Section):
     """The address of a server (streamable HTTP), instead of a command."""
     headers: dict[str, SecretStr] = Field(default_factory=dict, examples=[{}])
     """HTTP headers for each request to the url, such as a key; never shown."""
+    auth: Literal["", "oauth", "client_credentials"] = ""
+    """How to log in at the url: in a browser with `nanoloop tools login NAME`, or as a client."""
+    client_id: str = ""
+    """The client's id at the authorization server; by default, `oauth` registers one."""
+    client_secret: SecretStr | None = Field(default=None, examples=[""])
+    """The client's secret; never shown."""
+    issuer: Annotated[str, AfterValidator(_issuer)] = ""
+    """The authorization server that the client's id and secret are sent to, and no other."""
+    redirect_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """The port on this machine that a login's answer is sent to; 0 takes a free one."""
     env: Names = Field(default=(), examples=[["GITHUB_TOKEN"]])
     """Environment variables to pass to the program in addition to the usual ones."""
     tools: Names | None = Field(default=None, examples=[["read_*", "!read_media_file"]])

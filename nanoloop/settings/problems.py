@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
 from nanoloop.errors import SettingsError
+from nanoloop.proxies import is_this_machine
 from nanoloop.settings.keys import is_secret, setting, settings_near, table_of
 from nanoloop.settings.secrets import MASK, may_be_secret, shown
 from nanoloop.words import did_you_mean, nearest
@@ -18,7 +20,7 @@ from nanoloop.words import did_you_mean, nearest
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from nanoloop.settings import Settings
+    from nanoloop.settings import Settings, ToolServerSettings
     from nanoloop.settings.sources import Origin
 
 NO_SUCH_TABLE = "no_such_table"
@@ -302,12 +304,37 @@ def _server(settings: Settings, name: str) -> Iterator[Problem]:
         yield Problem(text=f"{key}.headers belong to a url: remove them", keys=(f"{key}.headers",))
     elif own.url and own.env:
         yield Problem(text=f"{key}.env belongs to a command: remove it", keys=(f"{key}.env",))
+    yield from _auth(own, key)
     for header, value in own.headers.items():
         text = value.get_secret_value()
         if not (_HEADER.fullmatch(header) and text.isascii() and text.isprintable()):
             here = f"{key}.headers.{header}"
             what = "is not a header: use printable ASCII without line breaks"
             yield Problem(text=f"{here} {what}", keys=(here, f"{key}.headers"))
+
+
+def _auth(own: ToolServerSettings, key: str) -> Iterator[Problem]:
+    """Check how to log in at a server's url."""
+    if not own.auth:
+        for name in ("client_id", "client_secret", "issuer"):
+            if getattr(own, name):
+                text = f"{key}.{name} belongs to a login: set {key}.auth too"
+                yield Problem(text=text, keys=(f"{key}.{name}",))
+        return
+    if not own.url:
+        text = f"{key}.auth belongs to a url: remove it"
+        yield Problem(text=text, keys=(f"{key}.auth",))
+    elif own.url.startswith("http:") and not is_this_machine(urlsplit(own.url).hostname or ""):
+        text = f"{key}.url is {shown(own.url)}, where anybody can read the login: use https"
+        yield Problem(text=text, keys=(f"{key}.url",))
+    needed = ("client_id", "client_secret", "issuer") if own.auth == "client_credentials" else ()
+    for name in needed:
+        if not getattr(own, name):
+            text = f"{key}.auth is client_credentials, which needs {key}.{name}: set it"
+            yield Problem(text=text, keys=(f"{key}.auth",))
+    if own.client_secret and not own.client_id:
+        text = f"{key}.client_secret belongs to {key}.client_id: set it"
+        yield Problem(text=text, keys=(f"{key}.client_secret",))
 
 
 def _agent_window(settings: Settings, name: str) -> Problem | None:

@@ -1,14 +1,14 @@
-"""The tools that a tool server lists, and those that the operator has accepted.
+"""The tools and prompts that a tool server lists, and those that the operator has accepted.
 
 A server's description of its tools is untrusted text, which is bounded and kept in the data folder.
-A new or changed tool is withheld until the operator accepts it.
+A new or changed one is withheld until the operator accepts it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -26,6 +26,9 @@ LONGEST_SCHEMA = 20_000
 LONGEST_OWN_NAME = 200
 LONGEST_NAME = 64
 """The most characters in a tool name that model servers accept."""
+MOST_ARGUMENTS = 20
+LONGEST_LINE = 100
+"""How many characters of a prompt's description are shown."""
 _ODD = re.compile(r"[^A-Za-z0-9_-]+")
 _NO_GLOB = re.compile(r"[^A-Za-z0-9_*?\[\]!-]+")
 
@@ -48,13 +51,36 @@ class ListedTool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListedPrompt:
+    """A prompt as its server describes it, bounded."""
+
+    name: str
+    """The server's own name for the prompt."""
+    description: str
+    arguments: Mapping[str, bool] = field(default_factory=dict)
+    """Its arguments in their order, with True for those that it needs."""
+
+    @property
+    def digest(self) -> str:
+        """A digest of what people see of the prompt."""
+        return sha256(json.dumps(asdict(self)).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """The tools that a server offers."""
+    """The tools and prompts that a server offers."""
 
     tools: tuple[ListedTool, ...] = ()
+    prompts: tuple[ListedPrompt, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Tools that can't be used, each with the reason."""
     has_resources: bool = False
+
+    @property
+    def described(self) -> Iterator[ListedTool | ListedPrompt]:
+        """All that the server describes."""
+        yield from self.tools
+        yield from self.prompts
 
 
 def listed_tool(
@@ -83,6 +109,20 @@ def listed_tool(
     )
 
 
+def listed_prompt(name: str, description: str, arguments: Mapping[str, bool]) -> ListedPrompt:
+    """Return a prompt from its server's description; raise ValueError if it can't be used."""
+    if not name or max(map(len, (name, *arguments))) > LONGEST_OWN_NAME:
+        raise ValueError(f"its name, or an argument's, has more than {LONGEST_OWN_NAME} characters")
+    if len(arguments) > MOST_ARGUMENTS:
+        raise ValueError(f"it has {len(arguments)} arguments, more than {MOST_ARGUMENTS}")
+    if not all(each.isprintable() and "=" not in each for each in arguments):
+        raise ValueError("nobody can type the name of one of its arguments")
+    line = " ".join(visible(description).split())
+    if len(line) > LONGEST_LINE:
+        line = f"{line[:LONGEST_LINE]} […]"
+    return ListedPrompt(name=name, description=line, arguments=dict(arguments))
+
+
 def visible(text: str) -> str:
     """Return the text without characters that are invisible or change how it is shown."""
     shown = "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text)
@@ -99,6 +139,11 @@ def _visible_in(value: Any) -> Any:
             return [_visible_in(inner) for inner in value]
         case _:
             return value
+
+
+def prompt_command(server: str, prompt: str) -> str:
+    """Return the chat command for a server's prompt, such as `tickets:review`."""
+    return f"{server}:{_ODD.sub('_', prompt).strip('_') or 'prompt'}".lower()
 
 
 def name_for_model(server: str, tool: str) -> str:
@@ -133,8 +178,11 @@ class Accepted:
         """Record the server's offer, and return its accepted tools; raise `SettingsError`."""
 
         def act(known: dict[str, Any]) -> None:
-            said = {"tools": [asdict(tool) for tool in listing.tools]}
-            known.setdefault("accepted", said)
+            said = {
+                "tools": [asdict(tool) for tool in listing.tools],
+                "prompts": [asdict(prompt) for prompt in listing.prompts],
+            }
+            known.setdefault("accepted", said).setdefault("prompts", said["prompts"])
             known |= {"offered": said, "has_resources": listing.has_resources}
 
         return self._change(server, act)
@@ -181,5 +229,9 @@ class Accepted:
 
 
 def _accepted_in(known: Mapping[str, Any]) -> Listing:
-    tools = tuple(ListedTool(**tool) for tool in known["accepted"]["tools"])
-    return Listing(tools=tools, has_resources=bool(known.get("has_resources")))
+    accepted = known["accepted"]
+    return Listing(
+        tools=tuple(ListedTool(**tool) for tool in accepted["tools"]),
+        prompts=tuple(ListedPrompt(**prompt) for prompt in accepted.get("prompts", ())),
+        has_resources=bool(known.get("has_resources")),
+    )

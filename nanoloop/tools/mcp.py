@@ -1,4 +1,4 @@
-"""Connect to MCP servers. Only this file imports `mcp`, which takes half a second.
+"""Connect to MCP servers. Only this file and `oauth` import `mcp`, which takes half a second.
 
 What a server sends is untrusted: it is bounded here, and none of it reaches the log.
 """
@@ -10,12 +10,13 @@ import binascii
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
-from mimetypes import guess_extension
+from mimetypes import guess_extension, guess_type
 from shutil import which
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import anyio
 import httpx2
@@ -34,15 +35,35 @@ from pydantic import ValidationError
 
 from nanoloop.addresses import trusted_certificates
 from nanoloop.children import NETWORK, child_environment, has_ended, how_it_ended, open_group
-from nanoloop.errors import DISTRIBUTION, ServerGone, SettingsError, ToolError
+from nanoloop.errors import (
+    DISTRIBUTION,
+    LoginFailed,
+    LoginWanted,
+    ServerGone,
+    SettingsError,
+    ToolError,
+)
 from nanoloop.proxies import proxy_for
 from nanoloop.tools.file_results import FileResult
-from nanoloop.tools.listing import ListedTool, Listing, listed_tool, name_for_model, visible
+from nanoloop.tools.listing import (
+    ListedPrompt,
+    ListedTool,
+    Listing,
+    listed_prompt,
+    listed_tool,
+    name_for_model,
+    prompt_command,
+    visible,
+)
+from nanoloop.tools.logins import ServerLogins, login_wanted
+from nanoloop.tools.oauth import Access
+from nanoloop.tools.prompts import PromptText
 from nanoloop.tools.servers import ToolServerPlace
 
 MOST_BYTES = 16_000_000
 """The size of the largest message that a server may send."""
 MOST_PAGES = 50
+MOST_PROMPTS = 100
 MOST_TOOLS = 500
 """How many of a server's tools are read."""
 CONNECT_SECONDS = 10.0
@@ -71,7 +92,7 @@ _Streams = tuple[
 class ServerConnection:
     """A connection to a server. Calls may be made in any task."""
 
-    def __init__(self, place: ToolServerPlace) -> None:
+    def __init__(self, place: ToolServerPlace, logins: ServerLogins | None = None) -> None:
         self.heard = 0
         """How many messages the server has sent."""
         self.why_gone = ""
@@ -79,6 +100,8 @@ class ServerConnection:
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         """The last lines that the server's program wrote to standard error, for the operator."""
         self.place = place
+        self.access = Access(place, logins) if place.auth and logins is not None else None
+        """What adds the server's token to requests; None without a login."""
         self._client: Client | None = None
         self._asked = 0
         """How many questions the server had for the user."""
@@ -125,15 +148,38 @@ class ServerConnection:
                 self.left_out[visible(tool.name)[:_NAME_CHARS]] = str(why)
         return Listing(
             tools=tuple(tools.values()),
+            prompts=await self._prompts(client),
             left_out=dict(self.left_out),
             has_resources=client.server_capabilities.resources is not None,
         )
+
+    async def _prompts(self, client: Client) -> tuple[ListedPrompt, ...]:
+        """List the prompts that can be used; a server whose list can't be read has none."""
+        prompts: dict[str, ListedPrompt] = {}
+        if client.server_capabilities.prompts is None:
+            return ()
+        with suppress(MCPError, ValidationError, RuntimeError):
+            for prompt in (await client.list_prompts()).prompts[:MOST_PROMPTS]:
+                with suppress(ValueError):
+                    name = prompt_command(self.place.name, prompt.name)
+                    prompts.setdefault(name, _listed_prompt(prompt))
+        return tuple(prompts.values())
+
+    async def prompt(self, name: str, given: Mapping[str, str]) -> Sequence[PromptText]:
+        """Get a prompt's messages; same errors as `call`."""
+        try:
+            result = await (await self._ready()).get_prompt(name, dict(given))
+        except MCPError as error:
+            raise self._failed(error) from None
+        except (ValidationError, RuntimeError) as error:
+            raise _broken(error) from None
+        return [PromptText(each.role, _named(each.content)) for each in result.messages]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Call a tool; raise `ToolError`, or `ServerGone` if the server can't be used."""
         asked = self._asked
         try:
-            result = await self._able().call_tool(name, dict(arguments))
+            result = await (await self._ready()).call_tool(name, dict(arguments))
         except MCPError as error:
             raise self._failed(error) from None
         except (ValidationError, RuntimeError) as error:
@@ -148,15 +194,35 @@ class ServerConnection:
             raise ToolError(text or "the tool failed and said nothing")
         return [text, *files] if files else text
 
-    async def read(self, uri: str) -> str:
+    async def read(self, uri: str) -> Any:
         """Read one of the server's resources; same errors as `call`."""
         try:
-            result = await self._able().read_resource(uri)
+            result = await (await self._ready()).read_resource(uri)
         except MCPError as error:
             raise self._failed(error) from None
         except (ValidationError, RuntimeError) as error:
             raise _broken(error) from None
-        return "\n".join(map(_content, result.contents))
+        text = "\n".join(filter(None, map(_content, result.contents)))
+        files = [file for each in result.contents if (file := _blob(each)) is not None]
+        return [text, *files] if files else text
+
+    async def _ready(self) -> Client:
+        """Return the client, once it has a token; raise `LoginWanted` before anything is sent."""
+        client = self._able()
+        if self.access is not None:
+            try:
+                await self.access.token()
+            except (LoginWanted, LoginFailed):
+                raise self._shut_out() from None
+        return client
+
+    def _shut_out(self) -> ToolError:
+        """End the connection, as there is no token; return what its call is told."""
+        why = "" if self.access is None else self.access.why_not
+        self.end(why)
+        if why == login_wanted(self.place.name):
+            return LoginWanted(why)
+        return LoginFailed(f"{self.place.name} could not be called: {why}")
 
     def _able(self) -> Client:
         if self._client is None or self.why_gone:
@@ -171,6 +237,8 @@ class ServerConnection:
                 else "it closed the connection"
             )
             return ServerGone(self.why_gone)
+        if self.access is not None and self.access.why_not:
+            return self._shut_out()
         return ToolError(error.message or f"error {error.code}")
 
     # For `connected`
@@ -203,7 +271,9 @@ class ServerConnection:
 
     async def hear(self, message: object) -> None:
         """Handle a notification from the server."""
-        if isinstance(message, wire.ToolListChangedNotification):
+        if isinstance(
+            message, wire.ToolListChangedNotification | wire.PromptListChangedNotification
+        ):
             self._change()
 
     def _change(self) -> None:
@@ -223,13 +293,14 @@ class ServerConnection:
         self._client = client
         # By the newer protocol they are told only to those that ask, and not every server can.
         with suppress(Exception):
-            async with client.listen(tools_list_changed=True) as changes:
+            async with client.listen(tools_list_changed=True, prompts_list_changed=True) as changes:
                 async for _ in changes:
                     self._change()
 
     async def note(self, response: httpx2.Response) -> None:
         """Remember an HTTP error status, to explain later why there is no connection."""
-        if response.status_code not in _OK_CODES:
+        is_renewed = response.status_code == httpx2.codes.UNAUTHORIZED and self.access is not None
+        if response.status_code not in _OK_CODES and not is_renewed:
             self.status = response.status_code
 
 
@@ -273,7 +344,7 @@ def why(error: BaseException, connection: ServerConnection) -> str:
 
 def _in_words(error: BaseException, status: int) -> str:
     match error:
-        case ServerGone() | SettingsError():
+        case ServerGone() | SettingsError() | LoginWanted() | LoginFailed():
             words = str(error)
         case TimeoutError():
             words = "it did not answer in time"
@@ -406,6 +477,7 @@ async def _http(place: ToolServerPlace, connection: ServerConnection) -> AsyncGe
             transport=_Bounded(proxied),
             headers={**place.headers, "Accept-Encoding": "identity"},
             timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
+            auth=connection.access,
             event_hooks={"response": [connection.note]},
             trust_env=False,
         ) as http,
@@ -487,6 +559,17 @@ def _listed(tool: wire.Tool) -> ListedTool:
     )
 
 
+def _listed_prompt(prompt: wire.Prompt) -> ListedPrompt:
+    arguments = {each.name: bool(each.required) for each in prompt.arguments or ()}
+    return listed_prompt(prompt.name, prompt.description or prompt.title or "", arguments)
+
+
+def _named(block: wire.ContentBlock) -> str:
+    """Return a part of a prompt as text; pictures and audio are only named."""
+    file = _file(block)
+    return _told(block) if file is None else f"[data of type {file.shown_type}]"
+
+
 def _told(block: wire.ContentBlock) -> str:
     """Return a part of a result as the model reads it."""
     match block:
@@ -502,23 +585,36 @@ def _told(block: wire.ContentBlock) -> str:
 
 
 def _file(block: wire.ContentBlock) -> FileResult | None:
-    """Return a picture or recording, which is sent to the chat only if the model names it."""
-    if not isinstance(block, wire.ImageContent | wire.AudioContent):
-        return None
-    with suppress(binascii.Error, ValueError):
-        kind = block.mime_type.partition(";")[0].strip()
-        name = f"{block.type}{guess_extension(kind) or ''}"
-        return FileResult(base64.b64decode(block.data), name=name, mime_type=kind, send=False)
+    """Return a picture, a recording or data, which is sent only if the model names it."""
+    if isinstance(block, wire.EmbeddedResource):
+        return _blob(block.resource)
+    if isinstance(block, wire.ImageContent | wire.AudioContent):
+        return _decoded(block.data, name=block.type, mime_type=block.mime_type)
     return None
 
 
-def _content(resource: wire.TextResourceContents | wire.BlobResourceContents) -> str:
+_Resource = wire.TextResourceContents | wire.BlobResourceContents
+
+
+def _blob(resource: _Resource) -> FileResult | None:
+    if isinstance(resource, wire.TextResourceContents):
+        return None
+    name = unquote(urlsplit(str(resource.uri)).path).rstrip("/").rpartition("/")[2]
+    return _decoded(resource.blob, name=name or "data", mime_type=resource.mime_type or "")
+
+
+def _decoded(data: str, *, name: str, mime_type: str) -> FileResult | None:
+    kind = mime_type.partition(";")[0].strip()
+    if guess_type(name)[0] is None:
+        name += guess_extension(kind) or ""
+    with suppress(binascii.Error, ValueError):
+        return FileResult(base64.b64decode(data), name=name, mime_type=kind, send=False)
+    return None
+
+
+def _content(resource: _Resource) -> str:
+    """Return a resource as the model reads it; data is a file, unless it can't be decoded."""
     if isinstance(resource, wire.TextResourceContents):
         return resource.text
-    return f"[data of type {resource.mime_type or 'unknown'}, {_size(resource.blob):,} bytes]"
-
-
-def _size(data: str) -> int:
-    with suppress(binascii.Error, ValueError):
-        return len(base64.b64decode(data))
-    return 0
+    kind = resource.mime_type or "unknown"
+    return "" if _blob(resource) is not None else f"[data of type {kind} that can't be read]"

@@ -17,6 +17,7 @@ from anyio.to_thread import run_sync
 
 from nanoloop.errors import (
     BadArguments,
+    LoginWanted,
     ServerGone,
     SettingsError,
     ToolError,
@@ -24,7 +25,16 @@ from nanoloop.errors import (
 )
 from nanoloop.events import Event, announce
 from nanoloop.protocols import Effect, ToolSpec
-from nanoloop.tools.listing import Accepted, ListedTool, Listing, name_for_model, visible
+from nanoloop.tools.listing import (
+    Accepted,
+    ListedPrompt,
+    ListedTool,
+    Listing,
+    name_for_model,
+    visible,
+)
+from nanoloop.tools.logins import ServerLogins, login_wanted
+from nanoloop.tools.prompts import PromptText, ServerPrompt
 from nanoloop.tools.toolbox import ToolSource, chosen
 
 if TYPE_CHECKING:
@@ -35,7 +45,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 60.0
 USEFUL_SECONDS = 10.0
 """After a connection that lasted this long, or served a call, the server is restarted at once."""
 LOOK_SECONDS = 2.0
-"""How often to check whether withheld tools have been accepted."""
+"""How often to check whether withheld tools have been accepted, or somebody has logged in."""
 _NAMES = 10
 """How many tools a log line names."""
 
@@ -84,6 +94,12 @@ class ToolServerPlace:
     command: tuple[str, ...] = ()
     url: str = ""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    auth: Literal["", "oauth", "client_credentials"] = ""
+    """How to log in at the url: as a person who is asked in a browser, or as a machine."""
+    client_id: str = ""
+    client_secret: str = field(default="", repr=False)
+    issuer: str = ""
+    """The authorization server that the client is registered with."""
     env: tuple[str, ...] = ()
     """Environment variables that the server's program gets in addition to the usual ones."""
     tools: tuple[str, ...] | None = None
@@ -156,7 +172,12 @@ class ToolServer:
     """A tool server, whose connections are entered and left only by the task in `run`."""
 
     def __init__(
-        self, place: ToolServerPlace, accepted: Accepted, *, changed: Callable[[], object]
+        self,
+        place: ToolServerPlace,
+        accepted: Accepted,
+        *,
+        logins: ServerLogins | None = None,
+        changed: Callable[[], object],
     ) -> None:
         """Create the server; `changed` is called when its tools have changed."""
         self.place = place
@@ -164,8 +185,10 @@ class ToolServer:
         self.tool_seconds = place.timeout_seconds + FIRST_PAUSE_SECONDS  # it says more itself
         self.tools: dict[str, ServerTool | ResourceTool] = {}
         """The tools that models are told about, by the names that models see."""
+        self.prompts: dict[str, ServerPrompt] = {}
+        """The prompts that people may use, by their commands."""
         self.withheld: tuple[str, ...] = ()
-        """The tools that the operator has yet to accept, by the server's names for them."""
+        """What the operator has yet to accept, by the server's names; `prompt …` is a prompt."""
         self.left_out: Mapping[str, str] = {}
         self.reason = ""
         """Why the server can't be used now; empty while it can, or while a connection is tried."""
@@ -174,6 +197,7 @@ class ToolServer:
         self._scope: anyio.CancelScope | None = None
         self._is_unwanted = False
         self._accepted = accepted
+        self._logins = logins
         self._changed = changed
         self._connection: ServerConnection | None = None
         self._offered = Listing()
@@ -191,19 +215,28 @@ class ToolServer:
             return "connected"
         return "unreachable" if self.reason else "starting"
 
+    @property
+    def needs_login(self) -> bool:
+        """True if nothing but a login makes the server usable."""
+        return self.reason == login_wanted(self.name)
+
     def report(self) -> Iterator[str]:
         """Describe the server's state to the operator, line by line; raise `SettingsError`."""
+        if self.needs_login:
+            yield f"server {self.reason}"
+            return
         if self.state != "connected":
             yield f"server {self.name}: not reachable, {self.reason}"
             yield from (f"  it wrote: {line}" for line in self.last_lines)
             return
         yield f"server {self.name}: connected, {len(self.tools)} tools"
         yield from (f"  left out {name!r}: {why}" for name, why in self.left_out.items())
-        known = {tool.name for tool in (self._accepted.of(self.name) or Listing()).tools}
-        for tool in self._offered.tools:
-            if tool.name in self.withheld:
-                what = "changed" if tool.name in known else "new"
-                yield f"  withheld {tool.name!r}, which is {what}, and says: {tool.description}"
+        accepted = self._accepted.of(self.name) or Listing()
+        known = {_shown(each) for each in accepted.described}
+        for each in self._offered.described:
+            if _shown(each) in self.withheld:
+                what = "changed" if _shown(each) in known else "new"
+                yield f"  withheld {_shown(each)!r}, which is {what}, and says: {each.description}"
         if self.withheld:
             yield f"  to accept them: nanoloop tools accept {self.name}"
 
@@ -239,6 +272,8 @@ class ToolServer:
 
     async def _connected(self) -> ServerConnection:
         while self._connection is None or self._connection.why_gone:
+            if self.needs_login:
+                raise LoginWanted(self.reason)
             if self.reason:
                 raise ToolError(f"{self.name} is not reachable since {self._time()}: {self.reason}")
             await self._news.wait()
@@ -266,20 +301,34 @@ class ToolServer:
         failures = 0
         while True:
             began, calls = anyio.current_time(), self._calls
+            before = await self._login()
             reason = await self._try()
             await checkpoint()  # what was caught may have been our own end
             lasted = anyio.current_time() - began
             was_connected, self._connection = self._connection is not None, None
             is_useful = was_connected and (self._calls > calls or lasted > USEFUL_SECONDS)
-            failures = 0 if is_useful else failures + 1
+            is_wanted = reason == login_wanted(self.name)
+            failures = 0 if is_useful and not is_wanted else failures + 1
             self._since = self._since or datetime.now().astimezone()
             if was_connected or reason != self.reason:
                 announce(ToolServerFailed(server=self.name, reason=reason))
             if failures:
                 self.reason = reason
                 self._tell()
+                if is_wanted and self._logins is not None:
+                    await self._login_changed(before)
+                    continue
                 pause = FIRST_PAUSE_SECONDS * 2 ** (failures - 1) if failures < 10 else math.inf  # noqa: PLR2004 - no larger number is needed
                 await anyio.sleep(min(pause, LONGEST_PAUSE_SECONDS))
+
+    async def _login(self) -> tuple[int, int] | None:
+        if self._logins is None or not self.place.auth:
+            return None
+        return await run_sync(self._logins.stamp, self.name)
+
+    async def _login_changed(self, before: tuple[int, int] | None) -> None:
+        while await self._login() == before:  # noqa: ASYNC110 - another process decides
+            await anyio.sleep(LOOK_SECONDS)
 
     async def _try(self) -> str:
         """Use one connection until it ends; return why it ended."""
@@ -288,7 +337,7 @@ class ToolServer:
             mcp: Any = await run_sync(import_module, "nanoloop.tools.mcp")
         except Exception as error:  # noqa: BLE001 - whatever a package does when it is loaded
             return f"the mcp package can't be loaded ({type(error).__name__})"
-        connection = mcp.ServerConnection(self.place)
+        connection = mcp.ServerConnection(self.place, self._logins)
         try:
             with anyio.fail_after(self.place.timeout_seconds) as limit:
                 async with mcp.connected(connection):
@@ -352,9 +401,24 @@ class ToolServer:
         reading = ResourceTool(self)
         if offered.has_resources:
             tools.setdefault(reading.spec.name, reading)
-        if _listed_in(tools) != _listed_in(self.tools):
-            self.tools = tools
+        prompts = self._prompts(accepted, offered)
+        if _listed_in(tools) != _listed_in(self.tools) or _texts(prompts) != _texts(self.prompts):
+            self.tools, self.prompts = tools, prompts
             self._changed()
+
+    def _prompts(self, accepted: Listing, offered: Listing) -> dict[str, ServerPrompt]:
+        known = {prompt.digest for prompt in accepted.prompts}
+        good = [prompt for prompt in offered.prompts if prompt.digest in known]
+        self.withheld += tuple(_shown(each) for each in offered.prompts if each not in good)
+        prompts = (ServerPrompt(self.name, each, self._prompt) for each in good)
+        return {prompt.command: prompt for prompt in prompts}
+
+    async def _prompt(self, name: str, given: Mapping[str, str]) -> Sequence[PromptText]:
+        async def use(connection: ServerConnection) -> Any:
+            return await connection.prompt(name, given)
+
+        texts: Sequence[PromptText] = await self.use(use, may_repeat=True)
+        return texts
 
     def _tell(self) -> None:
         self._news.set()
@@ -363,6 +427,15 @@ class ToolServer:
 
 def _listed_in(tools: Mapping[str, ServerTool | ResourceTool]) -> Mapping[str, ListedTool | None]:
     return {name: getattr(tool, "listed", None) for name, tool in tools.items()}
+
+
+def _texts(prompts: Mapping[str, ServerPrompt]) -> Mapping[str, ListedPrompt]:
+    return {name: prompt.listed for name, prompt in prompts.items()}
+
+
+def _shown(listed: ListedTool | ListedPrompt) -> str:
+    """Return the name of a tool or a prompt, in which the two can't be confused."""
+    return f"prompt {listed.name}" if isinstance(listed, ListedPrompt) else listed.name
 
 
 def _cut_off(what: str, *, may_repeat: bool) -> ToolError:
@@ -379,8 +452,15 @@ def to_accept(server: str) -> str:
 class ToolServers:
     """All configured tool servers."""
 
-    def __init__(self, places: Sequence[ToolServerPlace], *, folder: Path) -> None:
+    def __init__(
+        self,
+        places: Sequence[ToolServerPlace],
+        *,
+        folder: Path,
+        logins: ServerLogins | None = None,
+    ) -> None:
         """Create the collection; the folder has the file of accepted tools."""
+        self._logins = logins
         self._accepted = Accepted(folder)
         self._by_name: dict[str, ToolServer] = {}
         self._news = anyio.Event()
@@ -395,7 +475,12 @@ class ToolServers:
     def sources(self) -> list[ToolSource]:
         """Each server with the tools that models are told about."""
         return [
-            ToolSource(name=f"server {each.name}", tools=dict(each.tools), is_budgeted=True)
+            ToolSource(
+                name=f"server {each.name}",
+                tools=dict(each.tools),
+                prompts=dict(each.prompts),
+                is_budgeted=True,
+            )
             for each in self
         ]
 
@@ -405,7 +490,7 @@ class ToolServers:
         self._by_name = {
             place.name: before[place.name]
             if place.name in before and before[place.name].place == place
-            else ToolServer(place, self._accepted, changed=self._tell)
+            else ToolServer(place, self._accepted, logins=self._logins, changed=self._tell)
             for place in places
         }
         for server in before.values():

@@ -39,6 +39,7 @@ from nanoloop.tools.approval import LONGEST_SHOWN, ApprovalRules, digest_of, sho
 from nanoloop.tools.file_results import KeptResults, kept_results, parted
 from nanoloop.tools.finding import Finder
 from nanoloop.tools.function import tool as as_tool
+from nanoloop.tools.prompts import ServerPrompt
 from nanoloop.tools.results import clipped
 from nanoloop.words import nearest
 
@@ -62,6 +63,8 @@ class ToolSource:
     name: str
     """The origin's name in the list of tools."""
     tools: Mapping[str, Tool]
+    prompts: Mapping[str, ServerPrompt] = field(default_factory=dict)
+    """Its prompts, by the commands that people use."""
     is_budgeted: bool = False
     """Whether the tools are announced in full only while they fit into the budget."""
 
