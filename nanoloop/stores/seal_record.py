@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from nanoloop.stores.database import Database
 
 MARK = "n2"
-"""The prefix of each encrypted text; texts from earlier versions can be decrypted anywhere."""
+"""The prefix of each encrypted text; earlier versions' texts can be decrypted in any place."""
 SEALED = "_sealed"
 LOOKED_AT = 64
-"""How many sessions of a store without a record are looked at before it is used."""
+"""How many sessions are examined before a store without a record is used."""
 RECORD = "nanoloop:seal"
 """The key to which a store's seal record is bound."""
 NO_KEY = (
@@ -46,16 +46,17 @@ _CHANGED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealRecord:
-    """What a store records about its encryption; the record is useless without a key.
+    """What a store records about its encryption; useless without a key.
 
-    Every encrypted text is bound to the id, so nothing copied from another store decrypts here.
+    Every encrypted text is bound to the id, so nothing copied from another store can be decrypted
+    here.
     """
 
     id: str
     keys: tuple[str, ...]
-    """The names of all keys that may have encrypted something in the store."""
+    """The names of all keys that may have encrypted anything in the store."""
     is_whole: bool
-    """True if all data is encrypted, and none of it as earlier versions did."""
+    """True if all data is encrypted, and none of it in the form of earlier versions."""
     secret: bytes
     """The secret for digests that only processes with a key can make; new keys don't change it."""
     keys_id: str = ""
@@ -63,7 +64,7 @@ class SealRecord:
 
     @property
     def advice(self) -> str:
-        """Advice to append to a message if backups keep erased data readable, or ""."""
+        """Advice to append to a message if backups keep erased data readable; otherwise ""."""
         return "" if self.keys_id else WITHOUT_KEYS
 
     def text(self, seal: Seal) -> str:
@@ -75,7 +76,7 @@ class SealRecord:
 
     @classmethod
     def of(cls, text: str, seal: Seal | None) -> Self:
-        """Read the record; raise `NotReadable` unless the seal has every key named there."""
+        """Read the record; raise `NotReadable` unless the seal has every key named in it."""
         try:
             value = json.loads(text)
             proof = str(value.pop("proof"))
@@ -109,11 +110,11 @@ def place(*names: object) -> bytes:
 
 
 async def rebind(database: Database, key: str, session_id: str, *, was: str | None) -> bool:
-    """Bind this key if its binding is still `was`; return True if that was done."""
+    """Bind this key if its binding is still `was`; return True if it was bound."""
     if (own := getattr(database, "rebind", None)) is not None:
         done: bool = await own(key, session_id, was=was)
         return done
-    # A database of another package, which may not know it: two at the same moment could both win.
+    # Another package's database may lack this, so two simultaneous writers could both succeed.
     if await database.bound(key) != was:
         return False
     await database.bind(key, session_id)
