@@ -139,7 +139,7 @@ def _content(message: Inbound) -> Any:
 
 def _known(attachment: Attachment) -> dict[str, Any]:
     facts = asdict(attachment)
-    # The text is stored only once, as a part of the message.
+    # The text is stored only once, as part of the message.
     return {name: value for name, value in facts.items() if value is not None and name != "text"}
 
 

@@ -130,7 +130,7 @@ def _telling(total: int, what: str = "copying") -> Iterator[Tell]:
 
 
 def _is_missing(url: str | None, settings: Settings) -> bool:
-    """Return whether the URL names a missing file or folder, and report it if so."""
+    """Return whether the URL names a missing file or folder; if so, report it."""
     try:
         path = path_of(url or settings.store.url or default_url(settings.data), settings.data)
     except ValueError:  # an invalid URL is reported when it is opened
@@ -209,7 +209,7 @@ async def _refuse_if_served(store: Any) -> None:
 
 
 def _seal_files(settings: Settings) -> int:
-    """Encrypt uploads and remove plain text from other files; return the number of failures."""
+    """Encrypt uploads and remove plain text from other files; return how many of them failed."""
     damaged = 0
     for file, is_well in make_folder_sealing(settings).reseal():
         damaged += not is_well

@@ -16,7 +16,7 @@ class Quirks:
     """The ways in which a server differs from OpenAI's chat completions API."""
 
     streams_usage: bool = True
-    """Whether the server accepts `stream_options`; others send the usage without being asked."""
+    """Whether the server accepts `stream_options`; other servers send the usage without it."""
     max_tokens_field: str = "max_tokens"
     """The server's name for an answer's token limit."""
     takes_cache_key: bool = False

@@ -1,6 +1,6 @@
 """All settings with their defaults, units and meanings, and the conflicts between them.
 
-From weakest to strongest: the default, the TOML file, the environment, a flag.
+Lowest priority first: the default, the TOML file, the environment, a flag.
 """
 
 from __future__ import annotations
@@ -438,7 +438,7 @@ class Settings(BaseSettings):
     def of_code(cls, said: Mapping[str, str], *, env: Mapping[str, str] | None = None) -> Settings:
         """Combine the environment's settings with a program's own; same errors as `load`.
 
-        `said` maps dotted keys to the program's values, which are stronger. No file is read.
+        `said` maps dotted keys to the program's values, which take priority. No file is read.
         """
         return read_environment(cls, said, os.environ if env is None else env).together(cls)
 
@@ -451,7 +451,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Use only the values passed in code, so that nothing else changes them."""
+        """Use only the values passed in code, so that nothing else affects them."""
         return (init_settings,)
 
     @model_validator(mode="before")
@@ -469,17 +469,17 @@ class Settings(BaseSettings):
 
     @property
     def file(self) -> Path | None:
-        """The settings file that was read, or the stronger of two; None if none was read."""
+        """The settings file that was read, or the one of two that takes priority; None for none."""
         return self._files[0] if self._files else None
 
     @property
     def files(self) -> Sequence[Path]:
-        """All settings files that were read, strongest first."""
+        """All settings files that were read, highest priority first."""
         return self._files
 
     @property
     def own_file(self) -> Path | None:
-        """The file in the user's folder, named explicitly, or trusted; None if there is none."""
+        """The settings file that is in the user's folder, named explicitly or trusted, or None."""
         return self._own_file
 
     @property
@@ -489,7 +489,7 @@ class Settings(BaseSettings):
 
     @property
     def has_model(self) -> bool:
-        """True if everything is set to call the default model, such as its key and server."""
+        """True if everything needed to call the default model is set, such as key and server."""
         return lacking(self, self.model) is None
 
     def origin(self, key: str) -> Origin:

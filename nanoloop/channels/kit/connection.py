@@ -35,7 +35,7 @@ class State:
     reason: str = ""
 
     def __str__(self) -> str:
-        return self.name  # any chat may see it through /status; the reason is for the operator
+        return self.name  # /status shows the state to any chat, and the reason only to the operator
 
 
 class Connection:
