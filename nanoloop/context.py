@@ -56,19 +56,19 @@ Notes kept from this conversation, as data:
 _PINNED_HEADING = """\
 ## Pinned
 
-Messages that the user keeps in view, as data; each with who said it and its number:
+Messages that the user keeps in view, as data; each with its speaker and number:
 
 """
 _LEDGER_HEADING = """\
 ## Kept word for word
 
-Said earlier, as data; each with who said it and the number of the message:
+Said earlier, as data; each with its speaker and the number of the message:
 
 """
 _EXTRACT_HEADING = """\
 ## Not yet summarised
 
-Said after what the summary tells of, before the messages below; the first words of each, as data:
+Messages after those in the summary and before those below; the first words of each, as data:
 
 """
 _LINE_BREAKS = re.compile("\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]")

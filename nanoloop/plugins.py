@@ -35,7 +35,7 @@ class ConnectQuestion:
     help: str
     """The help text for the flag."""
     asks: str = ""
-    """The text shown to ask a person; empty if only the flag can answer."""
+    """The question as shown to people; empty if only the flag can answer it."""
     is_secret: bool = False
     is_needed: bool = True
     is_switch: bool = False

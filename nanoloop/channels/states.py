@@ -183,7 +183,7 @@ def _read(file: Path) -> RunningProcess | None:
 
 
 def _age(file: Path) -> float | None:
-    """Return how many seconds ago the process last touched its file, or None without a file."""
+    """Return how many seconds ago the process last touched its file; None if it has no file."""
     try:
         return time.time() - file.stat().st_mtime
     except OSError:

@@ -214,7 +214,7 @@ def _seal_files(settings: Settings) -> int:
     for file, is_well in make_folder_sealing(settings).reseal():
         damaged += not is_well
         if not is_well:
-            say(f"the content of {file} is not what was sealed", err=True)
+            say(f"the content of {file} has changed since it was sealed", err=True)
     for file in remove_plain_words(settings):
         damaged += 1
         say(f"the texts in {file} can't be removed", err=True)

@@ -190,7 +190,7 @@ class Index:
         version of the session is indexed, the whole session is removed.
         """
         with self._writing:
-            if self._path is not None:  # nobody knows what it contains, so it may have these words
+            if self._path is not None:  # its content is unknown, so it may contain these words
                 self._aside(self._path).unlink(missing_ok=True)
             connection = self._open()
             with _commit(connection):

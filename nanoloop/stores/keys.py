@@ -97,8 +97,8 @@ class KeysFile:
         self.refresh()
         if not self.id:
             raise NotReadable(
-                f"the keys of what is stored here are missing: {self.path} does not exist. Restore "
-                "the keys file, or set store.keys_file to where it is; nothing was written"
+                f"the keys to the data stored here are missing: {self.path} does not exist. "
+                "Restore the keys file, or set store.keys_file to where it is; nothing was written"
             )
         if self.id != file_id:
             raise NotReadable(
@@ -422,7 +422,7 @@ class SessionKeys:
         self._born = born
         self._dying = dying
         self.log = (f"{born}-log",)
-        """The key for texts that contain nobody's words."""
+        """The key for texts that quote no person."""
         self.mixed = (f"{born}-mixed-{edition}",)
         """The key for texts made from several people's words."""
 

@@ -1,4 +1,4 @@
-"""A store's seal record: the names of the keys that encrypt what is stored."""
+"""A store's seal record: the names of the keys that encrypt its data."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LOOKED_AT = 64
 RECORD = "nanoloop:seal"
 """The key to which a store's seal record is bound."""
 NO_KEY = (
-    "what is stored here is encrypted, and store.encryption_key is not set: set it to the key that "
-    "encrypted it (NANOLOOP_STORE__ENCRYPTION_KEY); nothing was written"
+    "the data stored here is encrypted, and store.encryption_key is not set: set it to the key "
+    "that encrypted it (NANOLOOP_STORE__ENCRYPTION_KEY); nothing was written"
 )
 WITHOUT_KEYS = (
     "; its conversations have no keys of their own yet, so backups keep erased messages: run "
@@ -35,11 +35,11 @@ NO_KEYS_FILE = (
     "set store.keys_file to it; nothing was written"
 )
 NO_RECORD = (
-    "what is stored here is encrypted, and the record of its keys is missing: restore the whole "
+    "the data stored here is encrypted, and the record of its keys is missing: restore the whole "
     "store from a backup; nothing was written"
 )
 _CHANGED = (
-    "the record of the keys that encrypt what is stored here was changed by something else: "
+    "the record of the encryption keys was changed by something else: "
     "restore the whole store from a backup; nothing was written"
 )
 
@@ -94,7 +94,7 @@ class SealRecord:
             raise NotReadable(NO_KEY)
         if missing := [name for name in record.keys if name not in seal.names]:
             raise NotReadable(
-                "what is stored here is encrypted with a key that store.encryption_key lacks "
+                "the data stored here is encrypted with a key that store.encryption_key lacks "
                 f"(named {missing[0]}; it has {', '.join(seal.names)}): append that key, after a "
                 "comma; nothing was written"
             )

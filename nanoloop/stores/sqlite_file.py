@@ -130,7 +130,7 @@ class SessionFile:
             yield partial(note.unlink, missing_ok=True)
 
     def _finish_erasing(self, connection: sqlite3.Connection) -> None:
-        """Remove, as far as possible now, the traces that stopped processes recorded."""
+        """Remove the traces that stopped processes recorded, as far as this is possible now."""
         for note in self.path.parent.glob(f"{escape(self.path.name)}{_ERASING}*"):
             with suppress(BlockingIOError, FileNotFoundError), locked_file(note, os.O_RDWR):
                 try:
@@ -245,7 +245,7 @@ class SqliteConnector:
 
     @property
     def inode(self) -> int:
-        """The inode of the current file, or 0 without a file."""
+        """The inode of the current file, or 0 if there is no file."""
         try:
             return self.path.stat().st_ino
         except (FileNotFoundError, NotADirectoryError):

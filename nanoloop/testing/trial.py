@@ -221,7 +221,7 @@ SOME_FACTS = (
 SMALL_TALK = (
     ("What is the weather like?", "I can't look outside, but you can tell me."),
     ("Tell me something about tea.", "Green and black tea come from the same plant."),
-    ("I am bored.", "Then let us play a game of words."),
+    ("I am bored.", "Then let's play a word game."),
     ("How do I boil an egg?", "Seven minutes in boiling water, then cold water."),
 )
 

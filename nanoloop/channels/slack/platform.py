@@ -191,7 +191,7 @@ def _text(text: Text) -> str:
 KIND = "nanoloop_message"
 """The type of metadata on the bot's messages."""
 START_SECONDS = 600.0
-"""For this long after the start, a chat may have messages that an earlier run posted."""
+"""How long after the start a chat may contain messages that an earlier run posted."""
 REMEMBERED = 10_000
 _LOOK_BACK = 100
 _THREAD_SECONDS = 86_400.0
