@@ -40,7 +40,7 @@ def start(
     **how: Any,
 ) -> subprocess.Popen[bytes]:
     """Start a program; `how` is passed on to `subprocess.Popen`."""
-    return subprocess.Popen(words, env=child_environment(keeps, adds), **how)  # noqa: S603 - the callers' own words
+    return subprocess.Popen(words, env=child_environment(keeps, adds), **how)  # noqa: S603 - the callers choose the program
 
 
 def run(
@@ -146,7 +146,7 @@ async def has_ended(process: Process) -> bool:
     """Return whether the program ends within a moment."""
     # Not `process.wait()`, which also waits for any process that inherited the pipes.
     with anyio.move_on_after(GRACE_SECONDS):
-        while process.returncode is None:  # noqa: ASYNC110 - nothing else tells of it
+        while process.returncode is None:  # noqa: ASYNC110 - there is no event for it
             await anyio.sleep(_POLL_SECONDS)
     return process.returncode is not None
 

@@ -79,7 +79,7 @@ class SessionDirectory:
     def create(
         self,
         *,
-        id: str | None = None,  # noqa: A002 - the seed's name for it
+        id: str | None = None,  # noqa: A002 - the original API's name
         agent: str | None = None,
         max_history: int | None = None,
     ) -> Session:

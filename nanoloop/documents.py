@@ -53,7 +53,7 @@ _NAMES: Mapping[Kind, str] = {"pdf": "PDF", "docx": "Word", "xlsx": "Excel"}
 PROBLEMS = {
     "empty": "this file is empty",
     "no_text": "this document has no text: if it was scanned, it has only pictures of its pages",
-    "encrypted": "this file is encrypted: it can be read if it is sent without a password",
+    "encrypted": "this file is encrypted: send it without a password",
     "old": "this is an old Word or Excel file, or an encrypted one: it can be read if it is sent "
     "as .docx, .xlsx or PDF, without a password",
     "archive": "this is an archive, which is not unpacked: send the files in it one by one",
@@ -184,7 +184,7 @@ async def _read_by_child(kind: Kind, data: bytes) -> Document:
             ended = await children.run_in_background(
                 (*COMMAND, kind), input=data, stderr=DEVNULL, check=False
             )
-        except Exception:  # noqa: BLE001 - it can't be started, or dies before it has read all
+        except Exception:  # noqa: BLE001 - it can't be started, or dies before reading everything
             return Document(problem=PROBLEMS["failed"])
         with suppress(ValueError, TypeError):
             return Document(**json.loads(ended.stdout))
@@ -243,7 +243,7 @@ def _read(kind: str, data: bytes) -> Document:
         return Document(problem=_missing(kind))
     except (MemoryError, RecursionError):
         return Document(problem=PROBLEMS["large"])
-    except Exception:  # noqa: BLE001 - parsers raise anything for what somebody made up
+    except Exception:  # noqa: BLE001 - parsers raise anything for crafted input
         return Document(problem=PROBLEMS["damaged"])
 
 
@@ -284,7 +284,7 @@ def _pdf(data: bytes) -> Iterator[tuple[str, str]]:
     for number, page in enumerate(reader.pages, 1):
         try:
             text = page.extract_text()
-        except Exception:  # noqa: BLE001 - one page costs not the others
+        except Exception:  # noqa: BLE001 - one bad page must not cost the others
             text = "(this page can't be read)"
         yield f"[page {number}]", text
 
@@ -293,7 +293,7 @@ def _is_opened(reader: Any) -> bool:
     """Return whether the document can be read without a password."""
     try:
         return bool(reader.decrypt(""))
-    except Exception:  # noqa: BLE001 - a way of encrypting that needs more packages, say
+    except Exception:  # noqa: BLE001 - for example, encryption that needs more packages
         return False
 
 

@@ -265,7 +265,7 @@ class FailureTold(Event):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name that logs have always used; in code, an error already has this name."""
+        """Return the name that logs have always used; in code, `TurnFailed` is already an error."""
         return "turn_failed"
 
 
@@ -434,7 +434,7 @@ class LogRepaired(Event):
     session_id: str
     bytes_cut: int
     file: str
-    """The file that now contains the bytes cut off."""
+    """The file that now contains the bytes that were cut off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from nanoloop.session.speech import (
 )
 
 _SEEN = ("data:", "attachment:")
-"""How images begin that are sent as data rather than fetched: data URLs and our attachments."""
+"""The beginnings of images that are sent as data, not fetched: data URLs and our attachments."""
 _KEPT = ("channel", "chat", "sender", "message_id", "reply_to", "account", "language")
 _TAKEN_BACK = "[took back an earlier message]"
 

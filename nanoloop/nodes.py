@@ -241,7 +241,7 @@ PLACE = _place()
 
 
 def is_dead(node: Node) -> bool:
-    """Return True for a process in this place that has ended, whatever its last heartbeat."""
+    """Return True for a process in this place that has ended, however recent its last heartbeat."""
     return node.place == PLACE and not is_there(node.pid)
 
 

@@ -256,7 +256,7 @@ class Store(Protocol):
     async def create(
         self,
         *,
-        id: str | None = None,  # noqa: A002 - the seeds' name for it
+        id: str | None = None,  # noqa: A002 - the original API's name
         key: str | None = None,
         ttl: float | timedelta | None = None,
         sliding: bool = False,

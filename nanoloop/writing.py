@@ -1,4 +1,4 @@
-"""The only way to change a stored session: apply an act, again if another writer was first."""
+"""The only way to change a stored session: apply an act, and repeat it after a conflict."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ class _UvicornServer(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()
         with anyio.move_on_after(self.config.timeout_graceful_shutdown) as patience:
-            while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - no event says so
+            while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - there is no event for it
                 await anyio.sleep(ENDING_SECONDS)
         if patience.cancelled_caught:
             for connection in list(self.server_state.connections):

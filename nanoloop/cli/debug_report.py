@@ -41,7 +41,7 @@ Files that were sent are listed but not included.
 nanoloop: versions, and the machine.
 settings: each setting with its value, and where the value came from.
 daemon: the process that serves this data folder, its channels, and the latest failures.
-conversation: its keys, where it stands (head), its summary, memory, state and queue (sections),
+conversation: its keys, its position (head), its summary, memory, state and queue (sections),
 every entry of its log, and what is wrong with it (problems).
 """
 _PACKAGES = ("anyio", "openai", "pydantic", "structlog", "uvloop", "starlette", "xllamacpp")

@@ -60,7 +60,11 @@ def show_list(args: Namespace, settings: Settings) -> int:
         )
         for each in served:
             if each.models:
-                say("\n".join((f'\n{each.name} serves, for model = "…":', *each.models)))
+                say(
+                    "\n".join(
+                        (f'\n{each.name} offers these models, for model = "…":', *each.models)
+                    )
+                )
     for each in served:
         if not each.models:
             told = f"{each.where} does not list its models: check the address and the key"

@@ -98,7 +98,7 @@ def _fill_closed() -> None:
 
 def _adapt_input() -> None:
     if sys.stdin is None:
-        sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115 - as Python's
+        sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115 - like Python's own
 
 
 def _patient(stream: TextIO | None, descriptor: int) -> TextIO:

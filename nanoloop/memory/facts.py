@@ -120,7 +120,7 @@ _UNIT = (
 )
 _EAST_UNIT = (
     r"(?:公里|千米|厘米|毫米|平方米|米|公斤|千克|克|斤|升|毫升|度|岁|歳|살|年|个月|個月|个星期|周|天|日"
-    r"|小时|小時|時間|시간|分钟|分鐘|分|秒|人|名|명|个|個|개|次|回|页|頁|台|件|％)"  # noqa: RUF001 - a percent sign as Chinese writes it
+    r"|小时|小時|時間|시간|分钟|分鐘|分|秒|人|名|명|个|個|개|次|回|页|頁|台|件|％)"  # noqa: RUF001 - the Chinese percent sign
 )
 _EAST_MONEY = r"(?:万元|亿元|萬元|元|块钱|块|人民币|美元|欧元|日元|万円|円|만원|원)"
 _CURRENCY = r"(?:USD|EUR|GBP|CHF|JPY|CNY|RMB|INR|AUD|CAD|SEK|PLN|BRL|[€$£¥₹₩₽]|euros?|dollars?)"

@@ -358,7 +358,7 @@ class IndexReader:
             "ORDER BY rowid DESC LIMIT ?"
         )
         values = (self._first, condition, self._first, self._last, limit)
-        found: list[int] = self._listed(f"SELECT json_group_array(place) FROM ({rows})", values)  # noqa: S608 - our own words
+        found: list[int] = self._listed(f"SELECT json_group_array(place) FROM ({rows})", values)  # noqa: S608 - built from constants only
         return found
 
     def _listed(self, sql: str, values: Sequence[Any]) -> Any:
@@ -415,7 +415,7 @@ class IndexReader:
     def _turns(self, columns: str, places: Iterable[int]) -> list[list[Any]]:
         wanted = json.dumps([self._first + place for place in places if place >= 0])
         sql = (
-            f"SELECT json_group_array(json_array({columns})) FROM turn "  # noqa: S608 - our own words
+            f"SELECT json_group_array(json_array({columns})) FROM turn "  # noqa: S608 - built from constants only
             "WHERE row IN (SELECT value FROM json_each(?)) AND row BETWEEN ? AND ?"
         )
         found: list[list[Any]] = self._listed(sql, (self._first, wanted, self._first, self._last))

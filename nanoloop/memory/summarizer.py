@@ -293,7 +293,7 @@ class Summarizer:
     def _has_to_wait(
         self, session: Session, batch: Sequence[Entry] = (), *, even_small: bool = False
     ) -> bool:
-        """Return True if the session has to wait; without a `batch`, as far as this is known."""
+        """Return True if the session has to wait; without a `batch`, judge by the last check."""
         rest = self._writer.rest
         if rest is None and not even_small and self._is_small(session, batch):
             rest = "small", self.clock() + (self.idle_seconds or 0)

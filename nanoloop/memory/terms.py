@@ -153,7 +153,7 @@ _ASKS_AMOUNT = re.compile(
     r"\bhow (?:many|much|long|old|often|far|tall|big)\b|\bwie ?viele?\b|\bcombien\b|\bcuánt|"
     r"多少|几|幾|多久|多大|いくつ|いくら|何人|얼마|몇"
 )
-_SENTENCE = re.compile(r"[^.!?。！？\n]+[.!?。！？\n]*")  # noqa: RUF001 - sentences end so
+_SENTENCE = re.compile(r"[^.!?。！？\n]+[.!?。！？\n]*")  # noqa: RUF001 - Chinese punctuation
 _YEAR = re.compile(r"(?<!\d)((?:19|20)\d\d)(?!\d)")
 _MONTH_SIGN = re.compile(r"(?<!\d)(1[0-2]|0?[1-9])[月월]")
 

@@ -379,7 +379,7 @@ def clipped(text: str, *, max_words: int) -> str:
     if end >= len(text):
         return text
     head = text[:end]
-    stop = max(head.rfind(mark) for mark in ".!?。！？\n")  # noqa: RUF001 - sentences end so in Chinese
+    stop = max(head.rfind(mark) for mark in ".!?。！？\n")  # noqa: RUF001 - Chinese punctuation
     return head[: stop + 1].strip() if stop > end // 2 else head.rstrip() + "…"
 
 

@@ -32,7 +32,7 @@ _FAILED = "Error: "
 _UNSHOWN = "[an image that can't be shown]"
 _EMPTY = "[an empty message]"
 _EARLIER = "[the conversation began earlier]"
-"""Inserted at the start of conversations that don't begin with a user message, as they must."""
+"""Inserted at the start of conversations that don't begin with a user message."""
 
 Block = dict[str, Any]
 

@@ -120,7 +120,7 @@ VENDORS: Mapping[str, Vendor] = {
 """All vendors, keyed by the word before the first colon in a model's name."""
 
 _HOST = re.compile(r"(?:(https?)://)?(\[[^\]]*\]|[^:/\s]*)(?::(\d+))?(/\S*)?")
-_EVERYWHERE = ("", "0.0.0.0", "[::]")  # noqa: S104 - addresses of servers, not of ours
+_EVERYWHERE = ("", "0.0.0.0", "[::]")  # noqa: S104 - other servers' addresses, not ours
 
 
 def split(model: str) -> tuple[str, str]:

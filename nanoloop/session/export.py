@@ -333,7 +333,7 @@ _ODD = re.compile("[\x80-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 """Characters that YAML treats as line breaks, or rejects unless they are escaped."""
 
 
-def dumped(data: Mapping[str, Any], format: str = "json") -> str:  # noqa: A002 - the seed's name
+def dumped(data: Mapping[str, Any], format: str = "json") -> str:  # noqa: A002 - the original API's name
     """Return the data as text in this format; values that have no JSON form become text."""
     text = json.dumps(data, ensure_ascii=False, default=str, indent=2)
     if _checked_format(format) == "json":
@@ -346,7 +346,7 @@ def dumped(data: Mapping[str, Any], format: str = "json") -> str:  # noqa: A002 
 
 def parsed(
     text: str | bytes | Mapping[str, Any],
-    format: str | None = None,  # noqa: A002 - the seed's name
+    format: str | None = None,  # noqa: A002 - the original API's name
     key_path: str | None = None,
 ) -> Mapping[str, Any]:
     """Return the mapping in a text, or the one at a dotted path within it.

@@ -136,7 +136,7 @@ class Options(MutableMapping[str, Any]):
 
     @property
     def every_n_turns(self) -> int:
-        """How many turns pass between two resizes; 0 means that turns never cause one."""
+        """The number of turns between two resizes; 0 turns this rule off."""
         return _count(self["session.resize.every_n_turns"], unreadable=DEFAULT_TURNS)
 
     def _limit(self, name: str, detailed: str, *, unreadable: int) -> int:

@@ -61,7 +61,7 @@ class _Load:
 def _loaded(
     session: Session,
     text: str | bytes | Mapping[str, Any],
-    format: str | None = None,  # noqa: A002 - the seed's name
+    format: str | None = None,  # noqa: A002 - the original API's name
     key_path: str | None = None,
 ) -> Session:
     """Import an export, or part of one; values that are not in it don't change."""
@@ -75,7 +75,7 @@ class Session(Conversation):
 
     def __init__(
         self,
-        id: str | None = None,  # noqa: A002 - the seeds' name for it
+        id: str | None = None,  # noqa: A002 - the original API's name
         *,
         about: Identity | None = None,
         clock: Callable[[], datetime] = utc_now,
@@ -407,7 +407,7 @@ class Session(Conversation):
         self._handlers.policy = handler
         return self
 
-    def set_resize_handlers(self, type: str, handler: Handler) -> Self:  # noqa: A002 - the seed's name
+    def set_resize_handlers(self, type: str, handler: Handler) -> Self:  # noqa: A002 - the original API's name
         """Use a handler for resizes of this type; raise ValueError if the type is empty.
 
         It is called with (full, current, memo, settings) and returns (full, current, memo).
@@ -496,7 +496,7 @@ class Session(Conversation):
         """Return the complete state, without any secrets from the settings."""
         return export.exported(self)
 
-    def dump(self, format: str = "json") -> str:  # noqa: A002 - the seed's name
+    def dump(self, format: str = "json") -> str:  # noqa: A002 - the original API's name
         """Return the complete state as JSON or YAML text."""
         return export.dumped(self.to_dict(), format)
 

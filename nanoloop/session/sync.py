@@ -57,7 +57,7 @@ def blocking(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 _HELD: ContextVar[tuple[int, ...]] = ContextVar("_HELD", default=())
-"""The locks that this task, or the task that called this thread, holds."""
+"""The locks held by this task, or by the task that called this thread."""
 
 
 class _Waiter:

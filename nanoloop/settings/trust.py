@@ -1,4 +1,4 @@
-"""Decide whether to trust a settings file, because one in the current folder may be anyone's.
+"""Decide whether to trust a settings file; one in the current folder may come from anyone.
 
 Until the user trusts such a file, by path and content, it only changes harmless settings, and the
 user's own file is read too.

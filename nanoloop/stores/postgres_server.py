@@ -392,7 +392,7 @@ async def _take_over(connection: Connection, schema: str) -> None:
 
 
 def _heard_in(row: Record) -> Iterator[tuple[bytes, str, str, datetime]]:
-    """Yield the messages recorded in a session of an older format, as rows."""
+    """Yield rows for the messages recorded in a session of an older format."""
     chat = plain(chat_of(unplain(row["id"]), row["about"], from_json))
     noted = [each for name in ("noted", "waiting") for each in noted_in(row[name], from_json)]
     for message_id in dict.fromkeys((*row["heard"], *map(plain, noted))):

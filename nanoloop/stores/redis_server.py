@@ -99,7 +99,7 @@ class RedisServer:
         """
         with anyio.CancelScope(shield=True):  # time-limited; half an answer ruins a connection
             answers = await self._tried(calls)
-        return answers  # noqa: RET504 - to mypy, the scope may swallow an error
+        return answers  # noqa: RET504 - mypy assumes that the scope may swallow an error
 
     async def _tried(self, calls: Sequence[Call]) -> list[Any]:
         deadline = anyio.current_time() + self._timeout_seconds

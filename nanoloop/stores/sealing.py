@@ -177,7 +177,7 @@ class Sealing:
 
     def renewed(self, *, is_empty: bool) -> str:
         """Return the current record, extended so that the first key may encrypt."""
-        assert self.seal is not None  # noqa: S101 - asked for only where there is one
+        assert self.seal is not None  # noqa: S101 - called only if there is one
         names = self.seal.names
         if self.record is None:
             # Whatever an earlier version sealed, it used some of these keys.
@@ -439,7 +439,7 @@ class Sealing:
         return self.keys_file.seal(names, data, where)
 
     def _sealed_bytes(self, data: bytes, where: bytes) -> str:
-        assert self.seal is not None  # noqa: S101 - asked for only where there is one
+        assert self.seal is not None  # noqa: S101 - called only if there is one
         return self.seal.seal(data, where)
 
     @property

@@ -1,6 +1,6 @@
 """Sessions in one SQLite file: nothing to install or start, and safe for several processes.
 
-Each call uses a thread once; all writes share one thread.
+Each call switches to a thread only once; all writes share one thread.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class DatabaseStore:
     async def create(
         self,
         *,
-        id: str | None = None,  # noqa: A002 - the seeds' name for it
+        id: str | None = None,  # noqa: A002 - the original API's name
         key: str | None = None,
         ttl: float | timedelta | None = None,
         sliding: bool = False,
@@ -336,7 +336,7 @@ class DatabaseStore:
         if state is not None and state.is_keyed:
             session.touch(*PARTS.keys() & state.parts.keys())
         changes = session.changes()
-        assert changes is not None  # noqa: S101 - erasing is one
+        assert changes is not None  # noqa: S101 - an erasure is a change
         commit = await self._sealed(session.id, changes, state, **erased)
         return await self._try(session, changes, commit)
 

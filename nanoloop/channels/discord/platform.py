@@ -346,7 +346,7 @@ _KINDS: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
 
 
 def heard(message: discord.Message, me: discord.ClientUser) -> Heard | None:
-    """Convert a message to the kit's format; return None if nobody wrote it."""
+    """Convert a message to the kit's format; return None if no user wrote it."""
     if message.type not in _SPOKEN:
         return None
     place, mention = place_of(message.channel), _mention(message, me)

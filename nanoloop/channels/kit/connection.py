@@ -87,7 +87,7 @@ class Connection:
     async def _failure(self, hear: Hear) -> Exception:
         try:
             await self._platform.listen(hear, self._connected)
-        except Exception as error:  # noqa: BLE001 - whatever a library raises, it is tried again
+        except Exception as error:  # noqa: BLE001 - whatever a library raises, reconnect
             return _cause(error)
         return SendLater("the connection was closed")
 

@@ -408,7 +408,7 @@ class Progress:
             self._load(self._file)
 
     def of(self, answer: str, *, name: str | None = None) -> Posted:
-        """Return the record of this answer's posted messages; a new record gets this name."""
+        """Return the record of this answer's posted messages; if new, it gets this name."""
         return self._of(self._digest(answer), name)
 
     def _of(self, digest: str, name: str | None = None) -> Posted:

@@ -349,7 +349,7 @@ class Files:
             return known
         try:
             data = await self._fetched(file)
-        except Exception as error:  # noqa: BLE001 - the message counts more than its file
+        except Exception as error:  # noqa: BLE001 - the message matters more than its file
             return replace(known, text=self._left_out(error, NOT_KEPT))
         kept = await self._kept(file, data, known, owner)
         if file.kind != "audio" or self._transcriber is None:

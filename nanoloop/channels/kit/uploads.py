@@ -170,7 +170,7 @@ class FileSender:
                 if tries < MOST_TRIES or later.reason in _PASSING:
                     raise
                 reason = later.reason
-            except Exception as error:  # noqa: BLE001 - the text counts more than its file
+            except Exception as error:  # noqa: BLE001 - the text matters more than its file
                 reason = reason_of(error)
             else:
                 self._note(way, message, group)

@@ -300,7 +300,7 @@ class Ready:
     "remove_if_expired",
 )
 class AsyncJournal(AsyncBase):  # type: ignore[type-arg] # the class takes no parameter at runtime
-    """A journal with awaitable methods, each of which uses a thread once."""
+    """A journal with awaitable methods, each of which makes a single call in a thread."""
 
     head: Callable[[], Awaitable[Mapping[str, Any] | None]]
     window: Callable[[], Awaitable[StoredSession | None]]

@@ -197,11 +197,11 @@ class GoingOut:
     async def test_an_answer_grows_in_one_message(self, stage: Stage, tmp_path: Path) -> None:
         """The message appears early and ends with the final text."""
         chat, ann = (await stage.people(1))[0]
-        provider = Growing("a long beginning of words", "the end")
+        provider = Growing("a long opening sentence", "the end")
         async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
             await stage.say(chat, "go", sender=ann)
             if bot.channel.streams:
-                await says(stage, chat, "a long beginning of words")
+                await says(stage, chat, "a long opening sentence")
             provider.goes_on.set()
             await says(stage, chat, "the end")
 

@@ -63,7 +63,7 @@ async def day(
     `seconds` is how long the last answers may take once the faults have ended; other arguments are
     passed to `Bot`.
     """
-    talk = _Talk(stage, Random(seed), await stage.people(chats))  # noqa: S311 - no secret
+    talk = _Talk(stage, Random(seed), await stage.people(chats))  # noqa: S311 - not a secret
     for start in range(restarts + 1):
         provider = _Chatty(Random(seed + start))  # noqa: S311 - as above
         async with Bot(stage.platform(), folder, provider=provider, **bot):
