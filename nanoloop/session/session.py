@@ -542,7 +542,7 @@ class Session(Conversation):
     def to_markdown(self) -> str:
         """Return the whole history as Markdown text."""
         with self.lock:
-            about = f"Session `{self.id}`, begun {self.created_at:%Y-%m-%d %H:%M}"
+            about = f"Session `{self.id}`, started {self.created_at:%Y-%m-%d %H:%M}"
             entries = list(self.whole())
         return export.as_markdown(entries, title=self.title, about=about, summary=self.summary)
 

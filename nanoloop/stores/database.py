@@ -311,7 +311,7 @@ class Database(Protocol):
         ...
 
     async def bind(self, key: str, session_id: str) -> None:
-        """Bind this key to a session, in place of any earlier one."""
+        """Bind this key to a session, replacing any earlier binding."""
         ...
 
     async def bound(self, key: str) -> str | None:
