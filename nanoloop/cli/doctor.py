@@ -267,7 +267,7 @@ async def _model(asked: ModelToAsk, settings: Settings, provider: Provider) -> C
 
 
 def _lacks_here(model: str, settings: Settings) -> str | None:
-    """Return why a local model can't be tested, or None if it can, without downloading it."""
+    """Return why a local model can't be tested, or None if it can; download nothing."""
     path = file_of(model, settings.models)
     if not can_run():
         return EXTRA

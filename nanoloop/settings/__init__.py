@@ -238,7 +238,7 @@ class LogSettings(Section):
 
 
 class SentenceSettings(Section):
-    """The sentences that chats are told if something fails; reword them here, in `language`."""
+    """The sentences that chats receive if something fails; reword them here, in `language`."""
 
     model_down: Sentence = ENGLISH["model_down"]
     """The model's server can't be reached, or it failed."""
@@ -469,7 +469,7 @@ class Settings(BaseSettings):
 
     @property
     def file(self) -> Path | None:
-        """The settings file that was read, or the one of two that takes priority; None for none."""
+        """The settings file that was read (of two, the one that takes priority), or None."""
         return self._files[0] if self._files else None
 
     @property
@@ -479,7 +479,7 @@ class Settings(BaseSettings):
 
     @property
     def own_file(self) -> Path | None:
-        """The settings file that is in the user's folder, named explicitly or trusted, or None."""
+        """The settings file from the user's folder, named explicitly, or trusted; else None."""
         return self._own_file
 
     @property

@@ -73,7 +73,7 @@ class _Row:
         return self.expires_at is not None and self.expires_at < now
 
     def stored(self, after: int | None) -> StoredSession:
-        """Return the session with its entries after this number; with None, without any entries."""
+        """Return the session with its entries after this number, or without entries for None."""
         entries: Sequence[Entry] = () if after is None else self.between(after, None)
         return StoredSession(
             head=self.head,

@@ -352,7 +352,7 @@ added AS (
     SELECT mine.number, new.seq, new.content
     FROM mine, unnest($12::bigint[], $13::json[]) AS new (seq, content)
 ),
-taken AS ( -- what was heard before fails here, and so the whole statement does
+taken AS ( -- fails, with the whole statement, for a message heard before
     INSERT INTO {schema}.heard (digest, chat, id, heard_at)
     SELECT new.digest, new.chat, new.id, $5
     FROM mine, unnest($14::bytea[], $15::text[], $16::text[]) AS new (digest, chat, id)

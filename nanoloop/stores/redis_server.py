@@ -242,7 +242,7 @@ local session, entries, sessions, expiring, owing, behind = unpack(KEYS)
 local id, based_on, now, token, updated_at, expires_at, drops_at, grows = unpack(ARGV)
 local rewritten, added, heard, owes, owed = unpack(ARGV, 9, 13)
 local stood = redis.call('HMGET', session, 'revision', 'expires_at', 'rev')
--- An older version that still runs has `rev`, and finds none in what this one wrote.
+-- An older version that is still running expects `rev`, which this one doesn't write.
 local rev = stood[1] or stood[3] or ''
 if now ~= '' and (tonumber(stood[2]) or math.huge) < tonumber(now) then return '' end
 if rev ~= based_on then return rev end
@@ -282,7 +282,7 @@ for kind, index in ipairs({owing, behind}) do
     redis.call('HDEL', index, id)
   end
 end
--- A moment that has passed by this server's clock is left to the sweep: it counts what goes.
+-- A time that has passed by this server's clock is left to the sweep, which counts removals.
 local drops = drops_at ~= '' and tonumber(drops_at) > redis.call('TIME')[1] * 1000
 for _, key in ipairs({session, entries}) do
   if drops then redis.call('PEXPIREAT', key, drops_at) else redis.call('PERSIST', key) end
@@ -317,7 +317,7 @@ return {
   table.concat(lines, '\\n'), kept.past,
 }
 """)
-"""Read a session: with the entries in its window for `window`, or none for `about`."""
+"""Read a session; `window` includes the entries in its window, and `about` no entries."""
 
 BETWEEN = Script("""#!lua flags=no-writes
 local session, entries = unpack(KEYS)

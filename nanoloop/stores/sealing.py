@@ -451,7 +451,7 @@ class Sealing:
     # Opening
 
     def state(self, head: Mapping[str, Any], session_id: str) -> SealedState | None:
-        """Return the encryption state in a head; None if the head is plain text and may be.
+        """Return the encryption state in a head; None for a plain-text head, if that is allowed.
 
         Raise `SessionDamaged` if the head was changed, or `NotReadable` if the key is missing.
         """

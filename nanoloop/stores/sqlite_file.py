@@ -404,7 +404,7 @@ _FIRST = (
         id TEXT NOT NULL UNIQUE,
         rev INTEGER NOT NULL,
         shown_from INTEGER NOT NULL, -- the lowest seq that the window shows
-        updated_at INTEGER NOT NULL, -- in microseconds since 1970, as the next
+        updated_at INTEGER NOT NULL, -- in microseconds since 1970, like the next
         expires_at INTEGER,
         size INTEGER NOT NULL, -- bytes of its entries
         head TEXT NOT NULL

@@ -220,7 +220,7 @@ class Journal:
     def _put(
         self, old: LogFile | None, data: bytes | Iterable[bytes], commit: Commit, *, durable: bool
     ) -> None:
-        """Write a new file in place of the old one, which is locked, or None if there is none."""
+        """Write a new file in place of `old`, which is locked, or None if there is no file."""
         if old is not None:
             old.settle()
         self._folder.marks.add(self._name, kinds_owed(commit.head))
