@@ -590,7 +590,7 @@ COMMENT ON FUNCTION {schema}.readable IS
 """Store values as `json`, which keeps their text as written, and store nothing twice."""
 
 _OWING = """
--- An older version that is connected then fails to write, so it can't add sessions that the index
+-- An older version that is connected then fails to write, so it cannot add sessions that the index
 -- would miss.
 ALTER TABLE {schema}.session RENAME COLUMN window_start TO window_seq;
 ALTER TABLE {schema}.session ADD COLUMN owes smallint NOT NULL DEFAULT 0,

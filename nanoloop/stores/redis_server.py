@@ -242,7 +242,7 @@ local session, entries, sessions, expiring, owing, behind = unpack(KEYS)
 local id, based_on, now, token, updated_at, expires_at, drops_at, grows = unpack(ARGV)
 local rewritten, added, heard, owes, owed = unpack(ARGV, 9, 13)
 local stood = redis.call('HMGET', session, 'revision', 'expires_at', 'rev')
--- An older version that is still running expects `rev`, which this one doesn't write.
+-- An older version that is still running expects `rev`, which this one does not write.
 local rev = stood[1] or stood[3] or ''
 if now ~= '' and (tonumber(stood[2]) or math.huge) < tonumber(now) then return '' end
 if rev ~= based_on then return rev end
