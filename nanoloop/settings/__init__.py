@@ -197,7 +197,7 @@ class SessionSettings(Section):
     mode: Literal["lite", "memo"] = "lite"
     """The kind of resize: `lite` only trims the window, `memo` also updates a memo of the chat."""
     messages: Messages | None = Field(default=None, examples=[40])
-    """How many messages the window may have; replaces the rule of the message buffer."""
+    """How many messages the window may have; replaces the message buffer's rule."""
     chars: Annotated[int, Field(ge=1), Unit("characters")] | None = Field(
         default=None, examples=[12_000]
     )

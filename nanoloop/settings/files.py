@@ -140,7 +140,7 @@ def _header(said: Any) -> str:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _TOML, _YAML = "+++", "---"
-"""The lines that enclose the settings at the top of an agent's file, and tell their format."""
+"""The lines around the settings at the top of an agent's file, which also show the format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
