@@ -41,7 +41,7 @@ _SPECIAL = [
 ]
 """Ranges that are private, loopback, link-local, multicast or reserved, or lead to such addresses.
 
-168.63.129.16 looks public, but is Azure's own server for each of its machines.
+168.63.129.16 looks public, but it is Azure's own server for each of its machines.
 """
 
 
@@ -194,7 +194,7 @@ class AddressCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchLimits:
-    """Limits on the size of a fetched file, and on the time to fetch it."""
+    """Limits on the size of a fetched file and on the time to fetch it."""
 
     most_bytes: int = 10_000_000
     seconds: float = 30
@@ -221,8 +221,8 @@ _PIECE = 65_536
 class Fetcher:
     """Fetches files from addresses that come from outside.
 
-    Each hop is resolved once and checked. The connection goes to the checked address, and carries
-    nothing over from the previous hop. No proxy is used, since a proxy would resolve the name
+    Each hop is resolved once and checked. The connection goes to the checked address, and takes
+    over nothing from the previous hop. No proxy is used, since a proxy would resolve the name
     again.
     """
 
@@ -321,7 +321,7 @@ class _Pinned:
 
 
 def trusted_certificates() -> ssl.SSLContext:
-    """Return a context that trusts the certificates named in the environment, else the system's.
+    """Return a context that trusts the certificates named in the environment, or else the system's.
 
     Raise `OSError` if they can't be read.
     """

@@ -122,7 +122,7 @@ class App:
         app.tool_servers = servers
         app.beside.append(servers.run)
         if isinstance(models, Models):
-            app.beside.append(models.load)  # in parallel with the start
+            app.beside.append(models.load)  # while the app starts
         return app
 
     def add(self, channel: Channel) -> None:
@@ -153,7 +153,7 @@ class App:
 
     async def _run(self) -> None:
         try:
-            if self._installation is not None:  # before a write reaches the wrong store
+            if self._installation is not None:  # before anything is written to the wrong store
                 await self._installation.enter(self._store)
             # First of all, so that nothing starts if the store is not writable.
             expired = await self._store.delete_expired()

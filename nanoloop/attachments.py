@@ -83,7 +83,7 @@ _MAGIC = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """The record of one uploaded file."""
+    """The record of an uploaded file."""
 
     id: str
     owner: str
@@ -133,7 +133,7 @@ class Attachments:
         self._bytes: int | None = None
         self._recent: BoundedDict[tuple[str, str, bytes], str] = BoundedDict(REMEMBERED)
         self._documents = documents.Documents()
-        # One at a time: no other thread waits for one.
+        # One at a time, so that no other thread has to wait for one.
         self._checks = FairLimiter(1)
 
     async def keep(self, data: bytes, *, owner: str, name: str, mime_type: str) -> StoredFile:
@@ -146,7 +146,7 @@ class Attachments:
         if mime_type in TYPES:
             picture = await checked(data, limiter=self._checks.turn(owner))
             data, mime_type = picture.data, picture.mime_type
-        # In memory only: what names a file on the disk says nothing of who sent what.
+        # In memory only, so that nothing on the disk says who sent which file.
         same = (owner, name, hashlib.sha256(data).digest())
         if (known := await run_sync(self._kept_again, self._recent.get(same, ""))) is not None:
             return known
@@ -184,7 +184,7 @@ class Attachments:
         )
         await run_sync(self._begin, kept)
         await self._put(f"{kept.id}.data", data)
-        # Last: what is known of a file is known of a whole one.
+        # Last, so that every file with a record is complete.
         await self._put(f"{kept.id}.json", _noted(kept))
         return kept
 
@@ -236,19 +236,19 @@ class Attachments:
         return opened
 
     def _is_destroyed(self, attachment_id: str) -> bool:
-        """Whether its key is, so that a kill left the rest of it."""
+        """Return True if the file's key was destroyed, and a kill left the rest of the file."""
         return self._sealing is not None and self._sealing.is_destroyed(attachment_id)
 
     def _sealed(self, name: str, data: bytes) -> bytes:
         return data if self._sealing is None else self._sealing.sealed(name, data)
 
-    # Whose it is
+    # The sessions that may use a file
 
     async def refer(self, session_id: str, attachment_ids: Iterable[str]) -> None:
         """Let this session use these files; this is durable on return.
 
-        Call this before the session's own commit, with files that its chat sent, and let no other
-        write of the session come between. Raise `DiskRefused` if the disk fails.
+        Call this before the session's own commit, with files that its chat sent, and without any
+        other write of the session in between. Raise `DiskRefused` if the disk fails.
         """
         try:
             for each in attachment_ids:
@@ -291,7 +291,7 @@ class Attachments:
         if users is None:
             self._clear(attachment_id)
         elif (after := tuple(dict.fromkeys(users))) != kept.sessions:
-            if set(after) - set(kept.sessions or ()):  # it may not come to the commit
+            if set(after) - set(kept.sessions or ()):  # the commit may never happen
                 self._mark(attachment_id)
             name = f"{attachment_id}.json"
             sealed = self._sealed(name, _noted(replace(kept, sessions=after)))
@@ -309,7 +309,8 @@ class Attachments:
                 self._clear(attachment_id)
 
     def _clear(self, attachment_id: str) -> None:
-        # Marked first: what a kill leaves of it is swept. What is known of it goes before the rest.
+        # Marked first, so that the sweep removes what a kill leaves; the record goes before the
+        # rest.
         self._mark(attachment_id, is_over=True)
         if self._sealing is not None:
             self._sealing.destroy(attachment_id)
@@ -318,11 +319,11 @@ class Attachments:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep others from changing the files' records inside the block; this blocks."""
+        """Prevent others from changing the files' records inside the block; this blocks."""
         with waited_lock(self.folder / LOCK):
             yield
 
-    # What is not used yet
+    # Unused files
 
     def _mark(self, attachment_id: str, *, is_over: bool = False) -> None:
         """Mark a file for removal in a day unless a session refers to it by then.
@@ -334,9 +335,9 @@ class Attachments:
         os.utime(path, (0, 0) if is_over else None)
 
     def _kept_again(self, attachment_id: str) -> StoredFile | None:
-        """Return the existing file, kept for another day; None if missing or used by a session.
+        """Return the existing file, kept for another day; None if it is missing or in use.
 
-        A used file might be deleted with its message before the new message arrives.
+        A file in use might be deleted with its message before the new message arrives.
         """
         if not attachment_id or not self.folder.is_dir():
             return None
@@ -348,7 +349,7 @@ class Attachments:
             return kept
 
     def doubt(self, attachment_ids: Iterable[str]) -> None:
-        """Durably mark these files for the next sweep to check for references; this blocks."""
+        """Mark these files durably, so that the next sweep checks for references; this blocks."""
         with self._alone():
             for each in attachment_ids:
                 self._mark(each, is_over=True)
@@ -384,9 +385,9 @@ class Attachments:
                     file.unlink()
 
     def settle(self, attachment_id: str, *, unused_by: Collection[str]) -> None:
-        """Withdraw a file from the sessions that were found not to refer to it; this blocks.
+        """Withdraw a file from sessions that were found not to refer to it; this blocks.
 
-        A file that no session refers to is removed, unless one was given it meanwhile.
+        A file that no session refers to is removed, unless a session was given it in the meantime.
         """
         with self._alone():
             if not self._is_unsure(attachment_id):
@@ -394,7 +395,7 @@ class Attachments:
             kept = self._known(attachment_id)
             is_there = (self.folder / f"{attachment_id}.json").exists()
             if kept is None and is_there and not self._is_destroyed(attachment_id):
-                return  # sealed with another key, with which it will turn out
+                return  # encrypted with another key, which is needed to find out
             if kept is None or not set(kept.sessions or ()) - set(unused_by):
                 self._clear(attachment_id)
             else:
@@ -422,10 +423,10 @@ class Attachments:
         for name, sessions in users.items():
             self._change(name, partial(_with, session_ids=tuple(sessions)))
             self._mark(name)
-        if all(self._known(name) is not None for name in self.all()):  # else with its key
+        if all(self._known(name) is not None for name in self.all()):  # else once there is a key
             save_json(self.folder / NOTED, True)
 
-    # Room
+    # Space
 
     def _begin(self, kept: StoredFile) -> None:
         """Reserve space for a file; raise `AttachmentsFull` if there is not enough."""
@@ -434,7 +435,8 @@ class Attachments:
         self._mark(kept.id)
 
     def _take_room(self, size: int) -> None:
-        # Counted anew where there seems to be no room: some may have gone with their messages.
+        # Count again if there seems to be no space: files may have been deleted with their
+        # messages.
         if self._bytes is None or self._bytes + size > self._limit_bytes:
             self._bytes = sum(file.stat().st_size for file in self.folder.glob("*.data"))
         if self._bytes + size > self._limit_bytes:
@@ -473,7 +475,8 @@ class Forgetting:
     """Wraps a store so that it also deletes uploaded files.
 
     A file stays as long as any session refers to it. A damaged session counts as referring to no
-    file; one that needs another key or version counts as referring to all files it was given.
+    file, and a session that needs another key or version counts as referring to all files that it
+    was given.
     """
 
     def __init__(self, store: Any, attachments: Attachments, *, is_kept: bool = True) -> None:
@@ -528,7 +531,7 @@ class Forgetting:
         return removed
 
     def _has_any(self) -> bool:
-        # In no thread: where nothing is uploaded, nothing waits on the way to the store.
+        # Checked here and not in a thread, so that without uploads, nothing delays the store.
         return self._folder.is_dir()
 
     async def _doubt(self, gone: Collection[str]) -> None:
@@ -546,7 +549,7 @@ class Forgetting:
             unused = []
             for user in kept.sessions or ():
                 try:
-                    # To another one, a message with the file may be on its way.
+                    # For other sessions, a message with the file may be on its way.
                     refers = await self._refers(user, kept) or user != session_id
                 except SessionDamaged:
                     refers = False
@@ -557,7 +560,7 @@ class Forgetting:
             await self.attachments.drop(name, unused)
 
     async def _doubt_missing(self) -> None:
-        """Keep files of missing sessions for another day; a waiting message may use them."""
+        """Keep files of missing sessions another day, because a waiting message may use them."""
         missing: dict[str, bool] = {}
         doubtful = []
         for name in await run_sync(self.attachments.all):
@@ -595,7 +598,7 @@ class Forgetting:
                         unused.append(user)
                 except SessionDamaged:
                     pass
-                except NotReadable:  # it will turn out with its key
+                except NotReadable:  # this can be decided once there is a key
                     unreadable.add(user)
                     break
             else:
@@ -616,7 +619,7 @@ class Forgetting:
                 entries = await self._store.entries(session_id, after=after, upto=upto)
                 if any(file.id in files_in(entry) for entry in entries):
                     return True
-                # A day of grace: clocks are set back.
+                # A day of grace, because clocks may be set back.
                 if entries and entries[0].timestamp.timestamp() < file.at - UNUSED_SECONDS:
                     return False
                 upto = after
@@ -633,7 +636,7 @@ class Forgetting:
             for session_id in [info.id async for info in self._store.list()]:
                 try:
                     found = await self._files_of(session_id) & users.keys()
-                except NotReadable:  # it may refer to any, until a sweep can read it
+                except NotReadable:  # it may refer to any file, until a sweep can read it
                     found, is_sure = set(users), False
                 for name in found:
                     users[name].add(session_id)

@@ -1,4 +1,4 @@
-"""The in-process bus. Both directions are bounded, and a slow chat doesn't delay other chats."""
+"""The in-process bus; both directions are bounded, and a slow chat doesn't delay other chats."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class InProcessBus:
     async def __aexit__(self, *exc: object) -> bool | None:
         return await self._chats.__aexit__(*exc)
 
-    # In
+    # Incoming
 
     def put_nowait(self, message: Inbound) -> None:
         """Accept a message, or tell its chat that the bus is full and raise `BusFull`.
@@ -131,7 +131,7 @@ class InProcessBus:
     async def put(self, message: Inbound) -> None:
         """Accept a message as soon as there is room."""
         while not self._is_closed and not self._shares.has_room(message.owner):
-            if self._room.is_set():  # shared by all waiting callers, so that each one wakes up
+            if self._room.is_set():  # shared by all waiting callers, so that all of them wake up
                 self._room = anyio.Event()
             await self._room.wait()
         self.put_nowait(message)
@@ -167,7 +167,7 @@ class InProcessBus:
         self._arrived.set()
         self._room.set()
 
-    # Out
+    # Outgoing
 
     @property
     def channels(self) -> tuple[str, ...]:

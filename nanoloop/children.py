@@ -40,7 +40,7 @@ def start(
     **how: Any,
 ) -> subprocess.Popen[bytes]:
     """Start a program; `how` is passed on to `subprocess.Popen`."""
-    return subprocess.Popen(words, env=child_environment(keeps, adds), **how)  # noqa: S603 - the callers' own words
+    return subprocess.Popen(words, env=child_environment(keeps, adds), **how)  # noqa: S603 - the callers choose the program
 
 
 def run(
@@ -73,7 +73,7 @@ _GUARDED = """trap : TERM
 code=$?
 kill -9 $guard; wait $guard 2>/dev/null
 exit $code"""
-"""Runs a program beside a guard, which kills the whole group once nobody holds the pipe `$0`."""
+"""Runs a program beside a guard, which kills the whole group once nobody has the pipe `$0` open."""
 _POLL_SECONDS = 0.01
 _SIGNALLED = 128
 
@@ -85,10 +85,11 @@ async def open_group(
     keeps: Iterable[str] = (),
     adds: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Process]:
-    """Run a program with pipes, in a process group of its own.
+    """Run a program with pipes, in its own process group.
 
-    On exit its input is closed and the whole group ended, even if this process is ended by
-    `kill -9`. A process that leaves the group by itself, as a daemon does, is not found.
+    On exit, the program's input is closed and the whole group is ended, even if this process is
+    killed with `kill -9`. A process that leaves the group by itself, as a daemon does, is not
+    found.
     """
     held, holding = os.pipe()
     try:
@@ -97,7 +98,7 @@ async def open_group(
                 ["/bin/sh", "-c", _GUARDED, f"/dev/fd/{held}", *words],
                 stderr=subprocess.PIPE,
                 env=child_environment(keeps, adds),
-                start_new_session=True,  # Ctrl-C is for us: calls going on may be finished
+                start_new_session=True,  # Ctrl-C is for us: running calls may be finished
                 pass_fds=(held,),
             )
         finally:
@@ -115,7 +116,7 @@ async def open_group(
 async def _ended(process: Process, holding: int) -> int:
     """End a group, and close the pipe that its guard watches."""
     async with anyio.create_task_group() as draining:
-        # A program that can't write can't end, and its end is not seen before its last words.
+        # A program blocked on a full pipe can't end, and its last output must not hide its end.
         for stream in (process.stdout, process.stderr):
             draining.start_soon(_drain, stream, name="last words")
         if process.stdin is not None:
@@ -143,15 +144,15 @@ async def _drain(stream: ByteReceiveStream | None) -> None:
 
 async def has_ended(process: Process) -> bool:
     """Return whether the program ends within a moment."""
-    # Not `process.wait()`: that also waits for whoever inherited its pipes.
+    # Not `process.wait()`, which also waits for any process that inherited the pipes.
     with anyio.move_on_after(GRACE_SECONDS):
-        while process.returncode is None:  # noqa: ASYNC110 - nothing else tells of it
+        while process.returncode is None:  # noqa: ASYNC110 - there is no event for it
             await anyio.sleep(_POLL_SECONDS)
     return process.returncode is not None
 
 
 def how_it_ended(code: int | None) -> str:
-    """Say how a program run by `open_group` ended: `ended with 1` or `was killed (SIGKILL)`."""
+    """Return how a program run by `open_group` ended: `ended with 1` or `was killed (SIGKILL)`."""
     if code is None:
         return "closed its output"
     number = -code if code < 0 else code - _SIGNALLED

@@ -56,19 +56,19 @@ Notes kept from this conversation, as data:
 _PINNED_HEADING = """\
 ## Pinned
 
-Messages that the user keeps in view, as data; each with who said it and its number:
+Messages that the user keeps in view, as data; each with its speaker and number:
 
 """
 _LEDGER_HEADING = """\
 ## Kept word for word
 
-Said earlier, as data; each with who said it and the number of the message:
+Said earlier, as data; each with its speaker and the number of the message:
 
 """
 _EXTRACT_HEADING = """\
 ## Not yet summarised
 
-Said after what the summary tells of, before the messages below; the first words of each, as data:
+Messages after those in the summary and before those below; the first words of each, as data:
 
 """
 _LINE_BREAKS = re.compile("\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -112,10 +112,10 @@ def build_messages(
 ) -> list[dict[str, Any]]:
     """Build the messages of a request: one system message, followed by the window.
 
-    The result never depends on the clock: `with_time` adds each user message's own time, so that
-    older messages keep their bytes. A `vendor` receives the reasoning that its own models wrote
-    before tool calls. A late tool result is shown at the point where it arrived; `call_of` finds
-    its call if the window no longer contains it.
+    The result never depends on the current time: `with_time` adds each user message's own time, so
+    that older messages keep their bytes. A `vendor` receives the reasoning that its own models
+    wrote before tool calls. A late tool result is shown at the point at which it arrived; `call_of`
+    finds its call if the window no longer contains the call.
     """
     text = system_text(
         system, summary=summary, memo=memo, pins=pins, ledger=ledger, extract=extract
@@ -214,7 +214,7 @@ _HOW = {
 
 
 def _quoted_from(item: Mapping[str, Any]) -> str:
-    """Return who said a quoted text, and how; for text in a file, who sent the file."""
+    """Return who said a quoted text, and how; for text in a file, return who sent the file."""
     speaker, role = speaker_in(item.get("speaker")), str(item.get("who", "user"))
     if speaker is None and role not in {"user", "assistant"}:
         role = display_name(role) or SOMEONE
@@ -263,7 +263,7 @@ def marked(passage: Passage, *, time: str = "") -> str:
 
 
 def set_in(text: str) -> str:
-    """Return the text with `| ` before each line but the first, so that no line is a mark."""
+    """Return the text with `| ` before each line but the first, so no line can pass for a mark."""
     return _LINE_END.sub(r"\g<0>| ", text)
 
 
@@ -357,7 +357,7 @@ class Bounds:
     """The limits for the contents of a request."""
 
     context_tokens: int | None = None
-    """The most tokens in a whole request; None means no limit."""
+    """The maximum number of tokens in a whole request; None means no limit."""
     context_limit: int | None = None
     """The number of tokens that the model can read; requests that come close are logged."""
     handover: int = 0
@@ -387,7 +387,7 @@ class Views:
         abridged = self._abridged.get(session)
         if abridged is None or abridged.epoch != session.epoch:
             abridged = self._abridged[session] = Abridged(epoch=session.epoch)
-        # Keep more than is shown: a cut may add many entries, whose first words are needed.
+        # Keep more than is shown: a cut may add many entries, of which the first words are needed.
         session.held_pending = 2 * self.bounds.handover
         return View(session, self, abridged, prompt=prompt, model=model, tools=tools, vendor=vendor)
 
@@ -409,7 +409,7 @@ class View:
         self.instead: dict[int, Entry] = {}
         """Entries to show instead of those with the same numbers in the window."""
         self.beside: list[Entry] = []
-        """Entries to show after the window; no log contains them."""
+        """Entries to show after the window; they are in no log."""
         self._session = session
         self._bounds = views.bounds
         self._abridged = abridged
@@ -469,7 +469,7 @@ class View:
         )
 
     def shrink(self) -> bool:
-        """Show much less after a request was too long; return False if that is impossible."""
+        """Show much less because a request was too long; return False if that is impossible."""
         before = self._abridged.sizes([*self._pending, *self._session.window])
         self._asked -= self._asked_last
         did_cut = self._session.shrink()
@@ -524,7 +524,7 @@ class View:
 
     def _fit(self, limit: float) -> None:
         """Shorten the request: old tool results, then old messages, then new results."""
-        # With handover, entries that leave the window are shown for a while longer, so leave room.
+        # With handover, entries that leave the window stay visible for a while, so leave room.
         trigger = limit * 0.75 if self._bounds.handover else limit
         tokens = self._tokens()
         if tokens > trigger:
@@ -580,7 +580,7 @@ class View:
         return self._window_tokens() + self._abridged.sizes(self._pending)
 
     def _window_tokens(self) -> int:
-        """Return the tokens of everything shown except the pending entries."""
+        """Return the number of tokens in everything shown except the pending entries."""
         return self._fixed_tokens() + self._abridged.sizes(self._session.window)
 
     def _fixed_tokens(self) -> int:

@@ -45,7 +45,7 @@ class SessionDirectory:
         new_id: Callable[[], str] = timestamp_id,
         autosave: bool = False,
     ) -> None:
-        """Use `directory` in the data folder by default; each scope has a subfolder.
+        """Use `directory`, by default in the data folder; each scope has a subfolder.
 
         A scope is any text, such as a project's path or a buffer's name. `new_id` generates ids; a
         duplicate gets the suffix -01, -02 …. With `autosave`, created and loaded sessions are saved
@@ -79,7 +79,7 @@ class SessionDirectory:
     def create(
         self,
         *,
-        id: str | None = None,  # noqa: A002 - the seed's name for it
+        id: str | None = None,  # noqa: A002 - the original API's name
         agent: str | None = None,
         max_history: int | None = None,
     ) -> Session:
@@ -94,7 +94,7 @@ class SessionDirectory:
         return self._kept(Session(about=Identity(id=session_id, agent=agent, max_history=limit)))
 
     def _kept(self, session: Session) -> Session:
-        """Return the session, converted to one that saves itself if `autosave` is on."""
+        """Return the session; if `autosave` is on, convert it to one that saves itself."""
         if not self._autosave:
             return session
         saved = AutosavedSession().load_dict(session.to_dict())
@@ -102,7 +102,7 @@ class SessionDirectory:
         return saved
 
     def _try_to_save(self, session: Session) -> None:
-        """Save the session, but only warn if that fails: the next save includes everything."""
+        """Save the session, but only warn if that fails, as the next save includes everything."""
         try:
             self.save(session)
         except (OSError, StoreError) as error:
@@ -116,18 +116,18 @@ class SessionDirectory:
         return self.folder / (file_name(checked_id(session_id)) + SUFFIX)
 
     def _saved(self, session_id: str) -> Path:
-        """Return the session's current path; earlier versions gave some files a different name."""
+        """Return the session's current path; earlier versions named some files differently."""
         path = self.path(session_id)
         former = self.folder / (former_file_name(session_id) + SUFFIX)
         if former == path or path.exists():
             return path
-        # A file system that ignores case may find another session's file instead.
+        # A file system that ignores case may return another session's file.
         return former if former in self.list_saved() else path
 
     def save(self, session: Session | None = None, path: str | Path | None = None) -> Path:
-        """Write a session, by default the current one, as a whole or not at all; return its path.
+        """Write a session, by default the current one, completely or not at all; return its path.
 
-        Raise `StoreError` if the write would replace a file of a newer format.
+        Raise `StoreError` if the write would replace a file in a newer format.
         """
         session = self.current() if session is None else session
         target = self.path(session.id) if path is None else Path(path).expanduser()
@@ -144,8 +144,9 @@ class SessionDirectory:
     def load(self, path: str | Path) -> Session:
         """Load a session by its file's path or by its id, without making it current.
 
-        Raise FileNotFoundError, ValueError for broken JSON, TypeError if the file has no session,
-        and `StoreError` for a newer format. An unknown agent is left out with a warning.
+        Raise FileNotFoundError if it is missing, ValueError for broken JSON, TypeError if the file
+        has no session, and `StoreError` for a newer format. An unknown agent is left out with a
+        warning.
         """
         file = self._file(path)
         data = json.loads(self._text(file))
@@ -162,7 +163,7 @@ class SessionDirectory:
 
     def _text(self, file: Path) -> str:
         try:
-            if file.parent != self.folder:  # chosen by the program: links may be followed
+            if file.parent != self.folder:  # chosen by the program, so links may be followed
                 return file.read_text(encoding="utf-8")
             with os.fdopen(open_beneath(self.folder, file.name), encoding="utf-8") as opened:
                 return opened.read()
@@ -170,7 +171,7 @@ class SessionDirectory:
             raise ValueError(f"{file} is not a text file: {broken}") from broken
 
     def _with_rest(self, session: Session, data: dict[str, Any]) -> Session:
-        """Add the data that the messages lack, unless they were edited after they were saved."""
+        """Add the data that the messages lack, unless they were edited after being saved."""
         rest = data.get("session")
         if not isinstance(rest, dict):
             return session
@@ -181,7 +182,7 @@ class SessionDirectory:
         return whole
 
     def list_saved(self) -> list[Path]:
-        """Return the saved sessions' files, sorted by name; a missing folder has none."""
+        """Return the saved sessions' files, sorted by name; none if the folder is missing."""
         return sorted(file for file in self.folder.glob(f"*{SUFFIX}") if file.is_file())
 
     def prune(self, *, keep: int, dry_run: bool = False) -> list[Path]:
@@ -216,7 +217,7 @@ class AutosavedSession(Session):
 
 def _file_form(session: Session) -> dict[str, Any]:
     rest = session.to_dict()
-    # The entries contain everything; the messages are repeated for people and for older programs.
+    # The entries contain everything; the messages repeat it for people and for older programs.
     del rest["full_chat_history"], rest["current_chat_history"]
     return {
         "format": FORMAT,

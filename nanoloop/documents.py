@@ -33,15 +33,15 @@ Kind = Literal["text", "pdf", "docx", "xlsx", "old", "archive", "unknown"]
 SHOWN_CHARS = 20_000
 """How many characters of a document are shown to the model with the message."""
 MOST_CHARS = 10_000_000
-"""How many characters of a document are read in all."""
+"""How many characters of a document are read at most."""
 READ_SECONDS = 20
-"""How long a child reads a document; it returns what it has read by then."""
+"""How long a child may read a document; it then returns what it has read so far."""
 KILL_SECONDS = 60
 """How long to wait for the child before it is killed."""
 CPU_SECONDS = 40
 MEMORY_BYTES = 1_500_000_000
 REMEMBERED = 2
-"""How many documents are kept in memory, so that each piece is not parsed anew."""
+"""How many documents are kept in memory, so that they need not be parsed again for each piece."""
 _OOXML = "application/vnd.openxmlformats-officedocument"
 MIME_TYPES: Mapping[Kind, str] = {
     "text": "text/plain",
@@ -53,7 +53,7 @@ _NAMES: Mapping[Kind, str] = {"pdf": "PDF", "docx": "Word", "xlsx": "Excel"}
 PROBLEMS = {
     "empty": "this file is empty",
     "no_text": "this document has no text: if it was scanned, it has only pictures of its pages",
-    "encrypted": "this file is encrypted: it can be read if it is sent without a password",
+    "encrypted": "this file is encrypted: send it without a password",
     "old": "this is an old Word or Excel file, or an encrypted one: it can be read if it is sent "
     "as .docx, .xlsx or PDF, without a password",
     "archive": "this is an archive, which is not unpacked: send the files in it one by one",
@@ -86,14 +86,14 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """The text of a file, as far as it could be read."""
+    """The text of a file, as far as the file could be read."""
 
     text: str = ""
     problem: str = ""
     """A sentence on why some or all of the text is missing."""
 
     def shown(self, ref: str) -> str:
-        """Return the text to show with the message; `ref` names the file for reading more."""
+        """Return the text to show with the message; `ref` names the file, for reading more."""
         note = f"({self.problem})" if self.problem else ""
         if len(self.text) > SHOWN_CHARS:
             cut = f"cut: {SHOWN_CHARS:,} of {len(self.text):,} characters"
@@ -102,7 +102,7 @@ class Document:
 
     @property
     def chars(self) -> int | None:
-        """Return the number of characters if it is more than `shown` has, else None."""
+        """Return the number of characters if `shown` has only some of them, otherwise None."""
         return len(self.text) if len(self.text) > SHOWN_CHARS else None
 
 
@@ -110,7 +110,7 @@ def kind_of(data: bytes) -> Kind:
     """Return the kind of a file, judged by its content."""
     if b"%PDF-" in data[:1024]:
         return "pdf"
-    if data.startswith(b"PK\x03\x04"):  # names in it stand there as they are
+    if data.startswith(b"PK\x03\x04"):  # the names in it are not compressed
         if b"word/document.xml" in data:
             return "docx"
         return "xlsx" if b"xl/workbook.xml" in data else "archive"
@@ -122,7 +122,7 @@ def kind_of(data: bytes) -> Kind:
 
 
 def mime_type_of(data: bytes) -> str | None:
-    """Return the MIME type of a readable document, judged by its content; else None."""
+    """Return the MIME type of a readable document, judged by its content, or None."""
     return MIME_TYPES.get(kind_of(data))
 
 
@@ -152,7 +152,7 @@ class Documents:
         self._known: BoundedDict[str, Document] = BoundedDict(REMEMBERED)
 
     async def read(self, data: bytes, *, owner: str, key: str = "") -> Document:
-        """Return the text of this file, and remember it under `key`."""
+        """Return the text of this file, and remember the text under `key`."""
         if key in self._known:
             return self._known[key]
         found = await self._read(data, owner)
@@ -184,7 +184,7 @@ async def _read_by_child(kind: Kind, data: bytes) -> Document:
             ended = await children.run_in_background(
                 (*COMMAND, kind), input=data, stderr=DEVNULL, check=False
             )
-        except Exception:  # noqa: BLE001 - it can't be started, or dies before it has read all
+        except Exception:  # noqa: BLE001 - it can't be started, or dies before reading everything
             return Document(problem=PROBLEMS["failed"])
         with suppress(ValueError, TypeError):
             return Document(**json.loads(ended.stdout))
@@ -210,7 +210,7 @@ def _only_first(what: str) -> str:
 
 
 class _Unreadable(Exception):
-    """A document can't be read; the error's text is the problem's key."""
+    """A document can't be read; the text of this error is the problem's key."""
 
 
 def main() -> None:
@@ -220,7 +220,7 @@ def main() -> None:
     found = json.dumps(asdict(_read(kind, data)), ensure_ascii=False)
     sys.stdout.buffer.write(found.encode("utf-8", "replace"))
     sys.stdout.flush()
-    os._exit(0)  # nothing is to be tidied up
+    os._exit(0)  # there is nothing to clean up
 
 
 def _limit() -> None:
@@ -230,7 +230,7 @@ def _limit() -> None:
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
-        with suppress(ValueError, OSError):  # it is lower already, or unknown here
+        with suppress(ValueError, OSError):  # the limit is already lower, or not supported here
             resource.setrlimit(what, (most, most))
 
 
@@ -243,7 +243,7 @@ def _read(kind: str, data: bytes) -> Document:
         return Document(problem=_missing(kind))
     except (MemoryError, RecursionError):
         return Document(problem=PROBLEMS["large"])
-    except Exception:  # noqa: BLE001 - parsers raise anything for what somebody made up
+    except Exception:  # noqa: BLE001 - parsers raise anything for crafted input
         return Document(problem=PROBLEMS["damaged"])
 
 
@@ -284,7 +284,7 @@ def _pdf(data: bytes) -> Iterator[tuple[str, str]]:
     for number, page in enumerate(reader.pages, 1):
         try:
             text = page.extract_text()
-        except Exception:  # noqa: BLE001 - one page costs not the others
+        except Exception:  # noqa: BLE001 - one bad page must not cost the others
             text = "(this page can't be read)"
         yield f"[page {number}]", text
 
@@ -293,7 +293,7 @@ def _is_opened(reader: Any) -> bool:
     """Return whether the document can be read without a password."""
     try:
         return bool(reader.decrypt(""))
-    except Exception:  # noqa: BLE001 - a way of encrypting that needs more packages, say
+    except Exception:  # noqa: BLE001 - for example, encryption that needs more packages
         return False
 
 
@@ -304,7 +304,7 @@ _BREAKS = {"tab": "\t", "br": "\n", "cr": "\n"}
 def _docx(data: bytes) -> Iterator[tuple[str, str]]:
     page, said = 1, _Paragraphs()
     try:
-        # The parser bounds what entities make, and this process its own memory.
+        # The parser limits the expansion of entities, and this process limits its own memory.
         for event, element in iterparse(_part(data, "word/document.xml"), ("start", "end")):  # noqa: S314
             line = said.take(event, element)
             if line is not None:
@@ -360,7 +360,7 @@ class _Paragraphs:
         elif tag == "tr":
             line, self._cells, self._rows = " | ".join(self._cells), [], self._rows - 1
         if tag in {"p", "tr", "tbl"}:
-            element.clear()  # a whole document of them may be large
+            element.clear()  # a whole document of these may be large
         return line
 
 
@@ -369,7 +369,7 @@ def _xlsx(data: bytes) -> Iterator[tuple[str, str]]:
 
     book = load_workbook(BytesIO(data), read_only=True, data_only=True)
     for sheet in book.worksheets:
-        sheet.reset_dimensions()  # what it says of itself may be any number
+        sheet.reset_dimensions()  # the sheet may claim any size
         mark = f"[sheet {sheet.title}]"
         for row in sheet.iter_rows(values_only=True):
             cells = ["" if cell is None else str(cell) for cell in row]
@@ -391,7 +391,7 @@ _LIKELY = (_CHINESE, "big5", "cp932", "cp949", "cp1251", _WESTERN)
 
 
 def _narrow(data: bytes) -> str:
-    """Return the most likely encoding of a text that is in no Unicode encoding."""
+    """Return the most likely encoding of a text that is not in Unicode."""
     sample = data[:_SAMPLE]
     runs = re.findall(rb"[\x80-\xff]+", sample)
     is_in_pairs = sum(not len(run) % 2 for run in runs) * 2 > len(runs)
@@ -400,7 +400,7 @@ def _narrow(data: bytes) -> str:
         from charset_normalizer import from_bytes  # noqa: PLC0415 - an extra
     except ImportError:
         return usual
-    # A character that the end of the sample cuts would speak against its encoding.
+    # Leave out the last line: a character cut in half would count against its encoding.
     lines = sample.rpartition(b"\n")[0] or sample
     found = list(from_bytes(lines, cp_isolation=[*_LIKELY], enable_fallback=False))
     if not found:

@@ -52,7 +52,7 @@ class DirectChannel:
         If cancelled, stop the turn, unless a tool that writes has been called. Raise `NotRunning`
         if the loop ends before it has answered.
         """
-        if not isinstance(chat, str | int):  # such callers would share a conversation
+        if not isinstance(chat, str | int):  # else callers might share a conversation
             raise TypeError(f"chat is {chat!r}: pass a str, such as a user's id")
         message = Inbound(
             channel=self.name,
@@ -91,7 +91,7 @@ class DirectChannel:
             deletes=message.message_id,
             origin="system",  # the user has not withdrawn it
         )
-        with suppress(BusFull):  # it will be answered, but nobody reads the answer
+        with suppress(BusFull):  # it will be answered, but nobody will read the answer
             self._bus.put_nowait(unwanted)
 
     def end(self) -> None:
@@ -126,7 +126,7 @@ class Embedded:
     recover: Callable[[], Awaitable[None]]
 
     def __init__(self, store: Store, *, closing: Sequence[Provider | Store]) -> None:
-        """Create the interface; the providers and stores in `closing` are closed with it."""
+        """Create the interface; closing it also closes the providers and stores in `closing`."""
         self.is_serving = False
         """True while the loop accepts messages."""
         self._store = store
@@ -173,7 +173,7 @@ class Embedded:
     ) -> Stream:
         """Like `ask`, but yield pieces: `async for piece in loop.stream(…)`.
 
-        Leaving early stops the answer.
+        Leaving the `async for` early stops the answer.
         """
         return Stream(
             lambda hear: self.ask(text, chat, sender=sender, agent=agent, on_text=hear),
@@ -207,7 +207,7 @@ class Embedded:
     def _why_not(self) -> str:
         return UNSTARTED if self._task is None else CLOSED
 
-    # Asking from code that can't await
+    # Asking from synchronous code
 
     def ask_sync(
         self, text: str, chat: str | int = "default", *, sender: str = "", agent: str | None = None
@@ -241,7 +241,7 @@ class Embedded:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # as after Ctrl-C: nobody waits for the answer any more
+            future.cancel()  # as after Ctrl-C: nobody is waiting for the answer any more
             raise
 
     def _other_event_loop(self) -> asyncio.AbstractEventLoop:
@@ -261,7 +261,7 @@ class Embedded:
                 "or start one here with `async with`"
             )
 
-    # From start to end
+    # Start and end
 
     async def start(self) -> Self:
         """Start answering, beginning with messages that an earlier process left unanswered.

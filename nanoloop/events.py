@@ -1,7 +1,7 @@
 """The events that nanoloop announces: a closed set, each with a log line and a metric.
 
 Events carry ids and numbers and never message text, except for one that is not logged. The context
-(`about`) supplies an event's session and turn; an event names a session only if it is a different
+(`about`) supplies an event's session and turn; an event only names a session if it is a different
 one.
 """
 
@@ -55,7 +55,7 @@ def announce(event: Event) -> None:
 
 @contextmanager
 def hearing(observer: Observer) -> Iterator[None]:
-    """Call the observer with events from this block and from tasks started in the block."""
+    """Call the observer with all events from this block and from tasks started in the block."""
     before = _OBSERVERS.set((*_OBSERVERS.get(), observer))
     try:
         yield
@@ -72,7 +72,7 @@ _TURN: ContextVar[str | EllipsisType] = ContextVar("structlog_turn_id")
 class about:  # noqa: N801 - it reads as `with about(...)`; a generator costs twice the calls
     """Bind events from this block, and from tasks started in it, to a session and a turn.
 
-    None unbinds a value that was set before.
+    None removes a value that was set before.
     """
 
     __slots__ = ("_before", "_session", "_turn")
@@ -251,10 +251,10 @@ class TurnFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureTold(Event):
-    """The chat was sent a sentence with the incident's id.
+    """The chat received a sentence with the incident's id.
 
-    `error` is a class name. `said` is text for the operator: our own errors' text, or other errors'
-    class and place.
+    `error` is a class name. `said` is text for the operator: the text of our own errors, or the
+    class and place of others.
     """
 
     level: ClassVar[Level] = "error"
@@ -265,7 +265,7 @@ class FailureTold(Event):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name that logs have always used; in code, an error already has this name."""
+        """Return the name that logs have always used; in code, `TurnFailed` is already an error."""
         return "turn_failed"
 
 
@@ -306,7 +306,7 @@ class SummaryCommitted(Event):
     tokens_cached: int
     seconds: float
     tries: int = 1
-    """How many calls were made, counting failed calls, other models and parts of long messages."""
+    """How many calls were made, including failed calls, other models and parts of long messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -394,7 +394,7 @@ class SessionsCounted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextNearLimit(Event):
-    """A conversation uses most of the model's context; logged once each time it gets so full."""
+    """A conversation uses most of the model's context; logged each time that it becomes so full."""
 
     level: ClassVar[Level] = "warning"
     tokens: int
@@ -434,7 +434,7 @@ class LogRepaired(Event):
     session_id: str
     bytes_cut: int
     file: str
-    """The file that now contains the bytes cut off."""
+    """The file that now contains the bytes that were cut off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -496,7 +496,7 @@ class FileUnreadable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStarted(Event):
-    """A channel started; a web page has an `address`, and a `token_file` if its token is ours."""
+    """A channel started; a web page has an `address`, and a `token_file` if we made its token."""
 
     channel: str
     address: str | None = None

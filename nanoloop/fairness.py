@@ -28,12 +28,12 @@ class FairLimiter:
 
     @property
     def waiting(self) -> int:
-        """How many owners' requests are waiting for their turn."""
+        """The number of owners' requests that are waiting for their turn."""
         return len(self._order)
 
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Wait for this owner's turn and hold it; a cancelled wait loses its place in the queue."""
+        """Wait for this owner's turn and hold it; if cancelled, leave the queue."""
         mine = anyio.Event()
         self._order.join(owner, mine)
         self._draw()
@@ -64,8 +64,8 @@ class FairLimiter:
 class Shares:
     """Counts how much each owner uses of a limited resource.
 
-    A part is reserved for owners that use nothing yet: `reserved`, or by default a quarter, but at
-    least one place if there are two or more.
+    A part is reserved for owners that use nothing yet. This is `reserved`, or by default a quarter,
+    but at least one place if there are two or more.
     """
 
     def __init__(self, capacity: int, *, reserved: int | None = None) -> None:
@@ -102,15 +102,15 @@ class Shares:
 class RoundRobin(Generic[T]):
     """Chooses the next item, and counts the usage of each owner; it never waits itself.
 
-    Among the owners with the lowest usage, the one chosen longest ago comes next, with its oldest
-    item. A choice takes the same time however many items are waiting.
+    Of the owners with the lowest usage, it chooses the one chosen longest ago, and takes that
+    owner's oldest item. A choice takes the same time however many items are waiting.
     """
 
     def __init__(self, capacity: int, *, reserved: int | None = None) -> None:
         self._shares = Shares(capacity, reserved=reserved)
         self._waiting: dict[str, OrderedDict[T, None]] = {}
         self._ranks: dict[int, OrderedDict[str, None]] = {}
-        """The waiting owners, by how much they use; few groups, since the total is limited."""
+        """The waiting owners by how much they use; few groups, because the total is limited."""
 
     def __len__(self) -> int:
         """Return how many items are waiting."""
@@ -140,7 +140,7 @@ class RoundRobin(Generic[T]):
         if not self._ranks:
             return None
         owner = next(iter(self._ranks[min(self._ranks)]))
-        if not self._shares.has_room(owner):  # the others have none either: this one uses the least
+        if not self._shares.has_room(owner):  # others use as much or more
             return None
         item = next(iter(self._waiting[owner]))
         self._unrank(owner)

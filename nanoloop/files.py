@@ -38,7 +38,7 @@ from nanoloop.events import FileNarrowed, announce
 from nanoloop.session.entry import rfc3339
 
 MOST_OPEN_FILES = 65_536
-"""The most open files to request; with more, child processes would take long to close them."""
+"""The maximum number of open files to request; child processes take long to close more."""
 KEPT_FILES = 256
 """How many open files are reserved for the store, models, platforms and turns."""
 MOST_CONNECTIONS = 10_000
@@ -55,8 +55,8 @@ _NEVER_THROUGH = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
     """Open a file in the data folder; a new file is private, whatever the umask.
 
-    Raise `FileRefused` for a link, for anything but a regular file, and for another user's file. A
-    file of ours that others may access is made private.
+    Raise `FileRefused` for a link, for anything but a regular file, and for another user's file. If
+    others may access one of our files, it is made private.
     """
     fd = _opened(path, path, flags)
     try:
@@ -95,7 +95,7 @@ def _check_ours(path: Path | str, there: os.stat_result, *, writes: bool) -> Non
         raise FileRefused(path, NO_FILE)
     if there.st_uid == (me := os.geteuid()):
         return
-    # A folder of another user may be read if they allow it, but not a file planted in ours.
+    # Another user's folder may be read if that user allows it, but not a file planted in ours.
     if writes or there.st_uid != Path(path).parent.stat().st_uid:
         owner = _user(there.st_uid)
         advice = f"run this as {owner}, or make it yours with `chown {_user(me)} {path}`"
@@ -117,7 +117,7 @@ def _narrow(
     is_fresh: bool = False,
     tell: Tell = announce,
 ) -> None:
-    """Make one of our files private; a new file also gets the exact mode, whatever the umask."""
+    """Make one of our files private; a new file gets exactly this mode, whatever the umask."""
     mode = stat.S_IMODE(there.st_mode)
     if there.st_uid != os.geteuid() or not (mode & _OTHERS or (is_fresh and mode != PRIVATE)):
         return
@@ -128,10 +128,10 @@ def _narrow(
 
 
 def check_file(path: Path, *, writes: bool = True, tell: Tell = announce) -> None:
-    """Check a file that SQLite opens, as `open_file` would; a missing file is fine.
+    """Check a file that SQLite opens, as `open_file` would; the file may be missing.
 
     The file is not opened here, because closing it would release SQLite's locks on it. Without
-    `writes`, its mode is left alone. `tell` receives the event.
+    `writes`, its mode is not changed. `tell` receives the event.
     """
     try:
         there = path.lstat()
@@ -175,7 +175,7 @@ def open_beneath(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
     """Open a file beneath a folder by a name that comes from outside.
 
     The name may include folders. Raise `FileRefused` if it leads out of the folder or through a
-    link, or names anything but a file. Changes made meanwhile can't defeat these checks.
+    link, or is not that of a regular file. Changes made at the same time can't defeat these checks.
     """
     *folders, last = parts = name.split("/")
     path = folder / name.lstrip("/")
@@ -210,11 +210,11 @@ def read_plain(path: Path | str, *, most_bytes: int, beneath: Path | str | None 
     """Read a file that code named, or that somebody else named within `beneath`; this blocks.
 
     Raise `FileRefused` for a link, for anything but a regular file, and for a file of more than
-    `most_bytes`, which is then not read; and `OSError` as `open` does.
+    `most_bytes`, which is then not read. Raise `OSError` as `open` does.
     """
     if beneath is None:
         if not stat.S_ISREG((there := os.lstat(path)).st_mode) and not stat.S_ISLNK(there.st_mode):
-            raise FileRefused(path, NO_FILE)  # opening a device can have effects
+            raise FileRefused(path, NO_FILE)  # opening a device can have side effects
         fd = _opened(path, path, os.O_RDONLY)
     else:
         fd = open_beneath(Path(beneath), str(path))
@@ -229,7 +229,7 @@ def read_plain(path: Path | str, *, most_bytes: int, beneath: Path | str | None 
 
 
 def _check_file_in(folder: int, name: str, path: Path) -> None:
-    """Refuse a device before it is opened, because opening one can have side effects."""
+    """Reject a device before it is opened, because opening one can have side effects."""
     with suppress(FileNotFoundError):
         mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
         if stat.S_ISLNK(mode):
@@ -281,7 +281,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def save_json(path: Path, value: object) -> None:
-    """Write a small value to its own file, creating the folder if missing."""
+    """Write a small value to its own file, creating the folder if it is missing."""
     make_folder(path.parent)
     replace_file(path, json.dumps(value).encode(), durable=False)
 
@@ -321,8 +321,8 @@ _PAUSE_SECONDS = 0.005
 def own_key(folder: Path) -> bytes:
     """Return the data folder's secret key for keyed digests, creating it on first use.
 
-    All processes get the same key, even if they ask at the same time. A key truncated by a power
-    cut is replaced, because no process has used it yet.
+    All processes get the same key, even if they ask at the same time. A key that was truncated by a
+    power cut is replaced, because no process has used it yet.
     """
     path = folder / KEY_FILE
     make_folder(folder)
@@ -388,8 +388,8 @@ def make_folder(folder: Path) -> None:
         make_folder(folder.parent)
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-            folder.chmod(0o700)  # even if the umask removed bits
-        folder.mkdir(exist_ok=True)  # raises if there is a file
+            folder.chmod(0o700)  # even if the umask removed permissions
+        folder.mkdir(exist_ok=True)  # raises an error if there is a file
 
 
 _ELSEWHERE = "check the permissions, or choose another place"
@@ -427,7 +427,7 @@ def locked_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int
         fd = open_file(path, flags)
         try:
             lock(fd)
-            if is_at(path, fd):  # otherwise replaced or removed before it was locked
+            if is_at(path, fd):  # otherwise, it was replaced or removed before it was locked
                 yield fd
                 return
         finally:
@@ -498,7 +498,7 @@ class ProcessLock:
             if self._fd is not None:
                 return
             make_folder(self._path.parent)
-            # The owner isn't checked: a models folder may be shared by several users, with its
+            # The owner isn't checked, because several users may share a models folder and its
             # locks.
             fd = _opened(self._path, self._path, os.O_RDWR | os.O_CREAT)
             try:
@@ -528,8 +528,8 @@ class ProcessLock:
         """Release the lock; do nothing if it is not held."""
         with self._guard:
             if self._fd is not None:
-                # Emptied but not deleted: anyone who has already opened the file must lock the same
-                # one.
+                # Emptied but not deleted, because anyone who has already opened the file must lock
+                # the same one.
                 os.ftruncate(self._fd, 0)
                 os.close(self._fd)
                 self._fd = None
@@ -566,7 +566,7 @@ def _owner(card: bytes) -> str:
 
 
 NAME_LIMIT = 180
-"""The most characters in a name before its suffix; file systems allow 255 bytes in all."""
+"""The maximum length of a name before its suffix; file systems allow 255 bytes in all."""
 _READABLE = 100
 _LONG = "%%"
 """Marks a shortened name; no percent-encoded name contains it."""
@@ -606,7 +606,7 @@ def name_of(file: str) -> str | None:
 
 
 def rename_former(folder: Path, suffix: str) -> None:
-    """Rename the files that earlier versions named differently."""
+    """Rename files that earlier versions named differently."""
     for file in list(folder.glob(f"*{suffix}")):
         former = file.name.removesuffix(suffix)
         name = name_of(former)
@@ -630,5 +630,5 @@ def raise_open_files() -> int:
 
 
 def connection_limit() -> int:
-    """Return how many connections this process can serve with its limit on open files."""
+    """Return how many connections this process can serve within its limit on open files."""
     return max(16, min(raise_open_files() - KEPT_FILES, MOST_CONNECTIONS))

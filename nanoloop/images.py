@@ -22,11 +22,11 @@ from nanoloop.errors import PictureRefused
 MOST_PIXELS = 50_000_000
 """The pixel limit for a non-progressive JPEG, which is decoded directly to the smaller size."""
 _SHARE = {"image/png": 2, "image/gif": 2, "image/webp": 4}
-"""For these formats the limit is divided by this number, because their decoders use more memory."""
+"""The limit is divided by this number for these formats, because their decoders use more memory."""
 MOST_SIDE = 65_535
-"""The most pixels on one side, because each row takes memory too."""
+"""The maximum number of pixels on one side, because each row takes memory too."""
 MOST_SCANS = 500_000_000
-"""The limit on a JPEG's pixels times its scans, each of which the decoder processes in full."""
+"""The limit on a JPEG's pixels times its scans, as the decoder processes each scan in full."""
 READ_SECONDS = 30.0
 SLOW = "it takes too long to read"
 _PARTS = 20_000
@@ -61,7 +61,7 @@ async def checked(data: bytes, *, limiter: AbstractAsyncContextManager[None]) ->
     """
     async with limiter:
         with anyio.move_on_after(READ_SECONDS):
-            # The thread can't be stopped, so the header's limits bound its work.
+            # The thread can't be stopped, so the header's limits have to bound its work.
             return await run_sync(_checked, data, abandon_on_cancel=True)
     raise PictureRefused(SLOW)
 

@@ -31,7 +31,7 @@ from nanoloop.session.speech import (
 )
 
 _SEEN = ("data:", "attachment:")
-"""How images begin that are sent as data rather than fetched: data URLs and our attachments."""
+"""The beginnings of images that are sent as data, not fetched: data URLs and our attachments."""
 _KEPT = ("channel", "chat", "sender", "message_id", "reply_to", "account", "language")
 RANK = "rank"
 """The metadata key for the rank of a command's sender, if it is not an ordinary user."""
@@ -145,7 +145,7 @@ def _content(message: Inbound) -> Any:
 
 def _known(attachment: Attachment) -> dict[str, Any]:
     facts = asdict(attachment)
-    # The text is stored only once, as a part of the message.
+    # The text is stored only once, as part of the message.
     return {name: value for name, value in facts.items() if value is not None and name != "text"}
 
 

@@ -1,4 +1,4 @@
-"""Lanes: strictly serial per key, parallel across keys, bounded, and removed when idle."""
+"""Lanes: serial per key, parallel across keys, bounded, and removed when idle."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Then = Callable[[], Awaitable[None]]
 class Lanes(Generic[K, T]):
     """Pass each item to `handle`, in order and one at a time per key.
 
-    `handle` must not raise: an exception ends every lane. If its last call returns a function, the
-    same task calls the function after the lane has gone.
+    `handle` must not raise an error: it would end every lane. If the last call for a key returns a
+    function, the same task calls that function after the lane has gone.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Lanes(Generic[K, T]):
         return len(self._waiting)
 
     def waiting(self, key: K) -> int:
-        """Return how many of this key's items wait behind the current one."""
+        """Return how many of this key's items are waiting behind the current one."""
         return len(self._waiting.get(key, ()))
 
     def items(self, key: K) -> list[T]:
@@ -95,7 +95,7 @@ class Lanes(Generic[K, T]):
         if self._group is None or self._group.cancel_scope.cancel_called:
             raise RuntimeError("lanes are open only inside `async with`")
         self._begin(key, item)
-        # Run in the context of the lanes' owner, not of the caller who happens to add the first
+        # Run in the context of the lanes' owner, not of the caller that happens to add the first
         # item.
         name = f"{self._name} {key}"
         self._context.run(partial(self._group.start_soon, self._work, key, name=name))
@@ -127,7 +127,7 @@ class Lanes(Generic[K, T]):
             room.set()
 
     def take(self, key: K, wanted: Callable[[T], bool] = lambda _: True) -> list[T]:
-        """Remove the wanted items that wait in one lane, and return them in order."""
+        """Remove those wanted items that are waiting in one lane, and return them in order."""
         taken = [item for item in self.items(key) if wanted(item)]
         for item in taken:
             self._waiting[key].remove(item)

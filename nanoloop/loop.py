@@ -104,7 +104,8 @@ class AgentLoop(Embedded):
     ) -> None:
         """Create a loop; `provider` and `store` may be names (openai:gpt-5.4-mini, sqlite:bot.db).
 
-        A named provider or store is created as the settings would, and closed with the loop.
+        A named provider or store is created as the settings would create it, and closed with the
+        loop.
         """
         made: list[Provider | Store] = []
         if isinstance(provider, str):
@@ -188,13 +189,13 @@ class AgentLoop(Embedded):
 
     @property
     def lanes(self) -> int:
-        """How many chats are being answered or waiting."""
+        """The number of chats that are being answered or waiting."""
         return len(self._chats)
 
     # Taking
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Answer messages until the bus is closed; then finish work within the deadlines."""
+        """Answer messages until the bus is closed; then finish all work within the deadlines."""
         async with AsyncExitStack() as stack:
             for part in (self.bus, self.summarizer, self._recall):
                 if part is not None:
@@ -227,7 +228,7 @@ class AgentLoop(Embedded):
     def _busy(self, message: Inbound) -> str:
         return self._notices.text(message, "full")
 
-    # Needed by the commands
+    # For the commands
 
     @property
     def node(self) -> str:
@@ -264,7 +265,7 @@ class AgentLoop(Embedded):
     async def recover(self) -> None:
         """Resume what earlier processes left unfinished: messages, answers and summaries.
 
-        From now on, also take over the work of other processes that end while this one runs.
+        From now on, also take over the work of other processes that end while this one is running.
         """
         await self._recover(lambda _: True)
 
@@ -285,7 +286,7 @@ def _nobody(_: str) -> None:
 
 
 WAITING_BYTES = 1_000_000
-"""The most bytes that the messages waiting in one chat may have in total."""
+"""The maximum total size in bytes of the messages waiting in one chat."""
 INTERRUPTED = "interrupted before it finished: a message was changed"
 
 
@@ -337,7 +338,7 @@ class Arrivals:
         return await self._stack.__aexit__(*exc)  # type: ignore[arg-type]
 
     def waiting(self, key: str) -> int:
-        """Return how many of a chat's messages wait, in its session or on their way to it."""
+        """Return how many of a chat's messages wait in its session or on their way to it."""
         session = self._sessions.known(key)
         return self._arrivals.waiting(key) + (
             0 if session is None else len(messages_among(session.waiting))
@@ -360,7 +361,7 @@ class Arrivals:
             try:
                 arrival = await self._kept(message, entry_of(message))
             except NanoloopError as error:
-                if is_away(error):  # unavailable for all messages: don't wait for each one
+                if is_away(error):  # unavailable for all messages, so don't wait for each one
                     break
             else:
                 await delivery.ack(arrival.outcome)
@@ -465,11 +466,11 @@ class Arrivals:
         """Store a message in its chat's session; the message is durable on return."""
         changed = amended_by(message)
         while True:
-            with suppress(SessionNotFound):  # deleted by another process: start a new session
+            with suppress(SessionNotFound):  # deleted by another process, so start a new session
                 session = await self._sessions.current(message.session_key, agent=message.agent)
                 if session.by != self._parts.nodes.me:
                     await self._parts.nodes.ask_after(session.by)
-                # Questions still unanswered are in memory, so those need no read from the store.
+                # Unanswered questions are in memory, so the store need not be read for them.
                 is_known = changed is not None and (
                     _is_owed(session, changed) or await self._is_there(message, changed)
                 )
@@ -516,7 +517,7 @@ class Arrivals:
     ) -> Arrival | None:
         """Add a message to the session; return None if its chat has moved on.
 
-        `is_known` is True if the message that this one edits or deletes had been accepted.
+        `is_known` is True if the message that this one edits or deletes was accepted before.
         """
         if session.moved:
             return None
@@ -554,7 +555,7 @@ class Arrivals:
             question = session.entry_at(session.awaiting)
             ends_turn = question is not None and _is_message(question, name)
             paused = self._withdrawn(session, message, name)
-            if message.origin == "system":  # its caller has left; the user has not withdrawn it
+            if message.origin == "system":  # its caller has left, but the user has not withdrawn it
                 return self._give_up(session, message) if ends_turn else Arrival(session=session)
             if question is None or not ends_turn:
                 is_free = self._chats.is_free(session)
@@ -565,7 +566,7 @@ class Arrivals:
                 close_calls(session, INTERRUPTED)
                 session.add_entry(told)
                 session.awaiting = 0 if message.deletes else session.awaiting
-                session.claim(self._parts.nodes.me)  # ends the running turn, in whichever process
+                session.claim(self._parts.nodes.me)  # ends the running turn, in whatever process
             elif not message.deletes:
                 again = replace(reworded(question, message.text), id=told.id)
                 begun = self._parts.begin(session, again)
@@ -632,7 +633,7 @@ def _is_message(entry: Entry, message_id: str) -> bool:
 
 
 def _tried_before(session: Session, entry: Entry) -> Arrival | None:
-    """Return the outcome for a message that was accepted before, but not yet stored."""
+    """Return the outcome for a message that was accepted before but is not stored yet."""
     newest = session.newest
     if newest is not None and newest.id == entry.id:
         is_asked = newest.seq == session.awaiting

@@ -58,11 +58,11 @@ class Quote:
     speaker: Speaker | None = None
     """The quoted person, if the platform names one."""
     kind: Literal["quote", "forward", "overheard"] = "quote"
-    """Quoted or forwarded by the sender, or said earlier in the same chat."""
+    """Whether the words were quoted, forwarded, or said earlier in the same chat."""
     files: tuple[str, ...] = ()
     """The kinds of files that were attached to the quote; the files are not stored."""
     time: datetime | None = None
-    """When the quoted words were said, if known and other than when the message was sent."""
+    """When the quoted words were said, if known and different from the time of the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Inbound:
     agent: str | None = None
     """The agent for a session that has none yet."""
     agents: tuple[str, ...] | None = None
-    """The agents that the sender may choose: None means any, and () only the default agent."""
+    """The agents that the sender may choose: None means any, () only the default agent."""
     language: Language | None = None
     """The language of the loop's own messages to this chat, if the agent has none."""
     edits: str | None = None
@@ -115,13 +115,11 @@ class Inbound:
     rank: Rank = "user"
     """What the channel knows about the sender's rights over the bot."""
     account: str = ""
-    """The owner whose share the message uses, such as a token, person or group; by default the
-    chat.
-    """
+    """Whose share the message uses, such as a token, person or group; by default, the chat's."""
     time: datetime = field(default_factory=_now)
 
     def __post_init__(self) -> None:
-        # Checked here, so that the error reaches the sender; the loop serves everyone else too.
+        # Checked here, so that the sender gets the error; the loop has everyone else to serve.
         if not isinstance(self.text, str):
             raise TypeError(f"a message's text is {type(self.text).__name__}: pass a str")
 
@@ -168,9 +166,7 @@ class Outbound:
     attachments: tuple[Attachment, ...] = ()
     """The files that belong to an answer, in order; its text doesn't name them."""
     id: str | None = None
-    """The text's id, which stays the same if it is sent again; some platforms then show it only
-    once.
-    """
+    """The text's id, the same if it is sent again; some platforms then show it only once."""
     choices: tuple[Choice, ...] = ()
     """The answers to choose from, if the text is a question about a tool call."""
 
@@ -179,7 +175,7 @@ Outcome = Literal["kept", "repeated", "full", "failed"]
 """The outcome of an incoming message.
 
 "kept": durable or answered. "repeated": already accepted before. "full" and "failed": the chat was
-told that too many messages wait, or that storing failed.
+told that too many messages are waiting, or that storing failed.
 """
 
 

@@ -21,7 +21,7 @@ from nanoloop.protocols import Node, Store
 
 BEAT_SECONDS = 2.0
 LOOK_SECONDS = 0.5
-"""The interval between checks for other processes' changes, while there are any."""
+"""How often to check for other processes' changes, while there are other processes."""
 SURE_SECONDS = NODE_SECONDS - 1
 """How long after a confirmed heartbeat no other process can consider this one dead."""
 AGAIN_SECONDS = 0.1
@@ -32,7 +32,7 @@ GONE_LIMIT = 10_000
 
 
 class Nodes:
-    """This process and the other living processes that the store knows of."""
+    """This process and the other living processes that the store knows."""
 
     def __init__(self, store: Store, *, patience_seconds: float = STORE_TIMEOUT_SECONDS) -> None:
         self._patience_seconds = patience_seconds
@@ -40,7 +40,7 @@ class Nodes:
         """The name of this process, new for each run."""
         self._store = store
         self._others: dict[str, float] = {}
-        """The other living processes, with their last heartbeat's age at the last check."""
+        """The other living processes; for each, the age of its heartbeat at the last check."""
         self._gone: BoundedDict[str, None] = BoundedDict(GONE_LIMIT)
         self._wanted: frozenset[str] = frozenset()
         self._held: frozenset[str] = frozenset()
@@ -48,13 +48,13 @@ class Nodes:
         """The cancel scopes of the work for each account that only this process may use."""
         self._looked_at = _now() - NODE_SECONDS
         self.lapses = 0
-        """How often this process was silent long enough for another to consider it dead."""
+        """How often this process was silent for so long that another could consider it dead."""
         self._beating = anyio.Lock()
         self._has_left = False
         self._group: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
-        with suppress(StoreError):  # unavailable now: the next beat tries again
+        with suppress(StoreError):  # unavailable now: the next heartbeat tries again
             await self.beat()
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
@@ -70,7 +70,7 @@ class Nodes:
             return await self._group.__aexit__(*exc)  # type: ignore[arg-type]
         finally:
             with anyio.move_on_after(LEAVE_SECONDS, shield=True), suppress(StoreError):
-                async with self._beating:  # no beat may follow
+                async with self._beating:  # no heartbeat may follow
                     await self._store.leave(self.me)  # others take over its work at once
 
     async def _keep_beating(self) -> None:
@@ -85,8 +85,8 @@ class Nodes:
         async with self._beating:
             if self._looked_at > asked_at or self._has_left:  # another caller sent one meanwhile
                 return
-            # Measured from before the store receives it, so that no other process counts from
-            # earlier.
+            # Measured from before the store receives it, so that no other process counts from an
+            # earlier time.
             now = _now()
             mine = Node(id=self.me, place=PLACE, pid=os.getpid(), holds=self._wanted)
             rows = await self._told(mine)
@@ -97,7 +97,7 @@ class Nodes:
             self._note(rows, dead, now)
 
     async def _told(self, mine: Node) -> Sequence[Node]:
-        # Not cancelled: a write in a thread would still happen, only later.
+        # Not cancelled, because a write in a thread would still happen, only later.
         with anyio.move_on_after(SURE_SECONDS, shield=True):
             return await self._store.beat(mine)
         raise StoreError("the store is not responding")
@@ -138,7 +138,7 @@ class Nodes:
         return LOOK_SECONDS if self.living else BEAT_SECONDS
 
     def is_other(self, name: str) -> bool:
-        """Return True if another process with this name is, or may be, alive."""
+        """Return True if another process with this name is alive, or may be."""
         if not name or name == self.me:
             return False
         return self._lives(name) if name in self._others else name not in self._gone
@@ -192,8 +192,8 @@ class Nodes:
         """Run this work while no other process uses the chat platform account.
 
         `waits` is called with True when the work has to wait, and with False when it can start. If
-        another process has taken the account, because this one was considered dead, the work is
-        cancelled and waits again.
+        another process took the account because this one was considered dead, the work is cancelled
+        and waits again.
         """
         while True:
             is_waiting = False
@@ -229,7 +229,7 @@ def _now() -> float:
 
 
 def _place() -> str:
-    """Return the place in which a process id is unique: this boot and this pid namespace."""
+    """Return the place within which a process id is unique: this boot and this pid namespace."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip())
@@ -241,7 +241,7 @@ PLACE = _place()
 
 
 def is_dead(node: Node) -> bool:
-    """Return True for a process in this place that has ended, whatever its last heartbeat."""
+    """Return True for a process in this place that has ended, however recent its last heartbeat."""
     return node.place == PLACE and not is_there(node.pid)
 
 

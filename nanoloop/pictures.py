@@ -20,7 +20,7 @@ from nanoloop.tools.toolbox import here
 UNREAD = {"type": "text", "text": "[an image that could not be read]"}
 NOT_FETCHED = {"type": "text", "text": "[an image at an address that may not be fetched]"}
 RETRY_SECONDS = 3600.0
-"""How long a model's refusal of images is remembered; servers change their models."""
+"""How long a model's refusal of images is remembered, since servers change their models."""
 REMEMBERED = 5000
 """How many pictures are remembered as readable or unreadable."""
 
@@ -97,7 +97,7 @@ class Pictures:
     def _is_of_all(self, model: str | None, refused: ImagesRefused, shown: Sequence[str]) -> bool:
         """Return True if the model refused the number of pictures, rather than one of them.
 
-        If the model has just accepted as many, the reason is one picture; the others stay visible.
+        If the model has just accepted as many, the cause is one picture; the others stay visible.
         """
         most = self._known.seen_at_once(model)
         return len(shown) > most if refused.most is None else bool(refused.most or not most)
@@ -158,16 +158,14 @@ class Pictures:
 
 
 class _Known:
-    """Facts learnt about models: how many pictures they accept, and which they could read."""
+    """What was learnt about models: how many pictures each accepts, and which it could read."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._most: dict[str | None, tuple[int, float]] = {}
         """How many pictures each model accepts at a time, and until when this is assumed."""
         self._seen: dict[str | None, tuple[int, float, float]] = {}
-        """The most pictures in a single answered request, its time, and the time of the last such
-        request.
-        """
+        """The most pictures in an answered request, its time, and that of the latest such one."""
         self._is_readable: BoundedDict[tuple[str | None, str], bool] = BoundedDict(REMEMBERED)
 
     def to_be_shown(self, model: str | None, pictures: Sequence[str]) -> list[str]:

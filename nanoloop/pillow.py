@@ -16,7 +16,7 @@ from nanoloop.images import Header, Picture, bound
 LONG_SIDE = 2000
 """The longest side of a picture after scaling; models accept no more if there are many pictures."""
 MOST_BYTES = 3_700_000
-"""The largest picture left unchanged: 5 MB as base64, which is some models' limit."""
+"""The largest picture that is left unchanged: 5 MB as base64, which is some models' limit."""
 PROFILE_BYTES = 65_536
 QUALITY = 90
 STRIP = 64

@@ -28,14 +28,14 @@ OURS: Mapping[Kind, Sequence[str]] = {"channels": ("discord", "matrix", "slack",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectQuestion:
-    """A question that `nanoloop connect` asks; a flag of the same name answers it too."""
+    """A question that `nanoloop connect` asks, unless it is answered by a flag of the same name."""
 
     name: str
-    """The question's name; a setting with this name in the channel's table also answers it."""
+    """The question's name; a setting with this name in the channel's table answers it too."""
     help: str
     """The help text for the flag."""
     asks: str = ""
-    """The text shown to ask a person; empty if only the flag can answer."""
+    """The question as shown to people; empty if only the flag can answer it."""
     is_secret: bool = False
     is_needed: bool = True
     is_switch: bool = False
@@ -133,7 +133,7 @@ def load(kind: Kind, name: str) -> Plugin:
 
 
 PARTS = "nanoloop.parts"
-"""The module that builds parts from settings, given as text because it is in a higher layer."""
+"""The module that builds parts from settings; a string, because it is in a higher layer."""
 
 
 def provider_named(model: str) -> Provider:

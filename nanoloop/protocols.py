@@ -55,7 +55,7 @@ class Reasoning:
     vendor: str
     """The only vendor that receives this reasoning."""
     blocks: tuple[Mapping[str, Any], ...]
-    """JSON data that nanoloop passes on unread."""
+    """JSON data that nanoloop passes on without reading it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class ToolSpec:
 
 
 OnText = Callable[[str], None]
-"""Called with each piece of an answer as it arrives; must not block."""
+"""Called with each piece of an answer as it arrives; it must not block."""
 
 
 @runtime_checkable
@@ -100,7 +100,7 @@ class Provider(Protocol):
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Return the reply; `on_text` gets it in pieces as well. Raise only `ProviderError`."""
+        """Return the reply; `on_text` gets it in pieces too. Raise only `ProviderError`."""
         ...
 
     async def close(self) -> None:
@@ -128,9 +128,9 @@ class Tool(Protocol):
     """A function that the model may call.
 
     A tool may also have the attributes `effect` (an `Effect`), `approve` (an `Approve`),
-    `repeatable`, `idempotent`, `settle` and `timeout_seconds`, as in `@tool`. Without an effect, a
-    tool counts as writing. A method `check(arguments)` may raise `ToolError` before anyone is asked
-    to approve the call.
+    `repeatable`, `idempotent`, `settle` and `timeout_seconds`, as in `@tool`. A tool without an
+    effect counts as writing. A method `check(arguments)` may raise `ToolError` before anyone is
+    asked to approve the call.
     """
 
     @property
@@ -263,12 +263,12 @@ class Seal(Protocol):
 
 
 class Store(Protocol):
-    """Keeps sessions durably. Only new data is written, in one commit with the session's head."""
+    """Keeps sessions durably; writes only new data, in one commit with the session's head."""
 
     async def create(
         self,
         *,
-        id: str | None = None,  # noqa: A002 - the seeds' name for it
+        id: str | None = None,  # noqa: A002 - the original API's name
         key: str | None = None,
         ttl: float | timedelta | None = None,
         sliding: bool = False,
@@ -296,11 +296,11 @@ class Store(Protocol):
         ...
 
     async def save(self, session: Session) -> None:
-        """Make all changes to the session durable at once, or none of them.
+        """Make all changes to the session durable together, or none of them.
 
         All changes between two awaits belong to one commit. Raise `SessionNotFound` after a delete
-        or expiry, since a save never recreates a session, and `StoreConflict` if another writer was
-        first.
+        or expiry, since a save never creates a session again, and `StoreConflict` if another writer
+        was first.
         """
         ...
 
@@ -321,7 +321,8 @@ class Store(Protocol):
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
         """Save the session and remove all content of these entries from the session and the store.
 
-        The entries keep their numbers. Same errors as `save`; don't use the object afterwards.
+        The entries keep their numbers. Raise the same errors as `save`; don't use the object
+        afterwards.
         """
         ...
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nanoloop.attachments import Attachments, StoredFile
 
 LOOK_BACK = 200
-"""How many entries before an answer are searched first for its question."""
+"""How many of the entries before an answer are searched first for its question."""
 
 
 def reply_to(
@@ -60,7 +60,7 @@ class Notices:
         self._bus = bus
         self._sentences = sentences
         self.told_of_store: dict[str, set[str]] = {}
-        """For each chat, the messages to which the chat was told that the store is unavailable."""
+        """For each chat, the messages for which it was told that the store is unavailable."""
         self._agents = agents
         self._sessions = sessions
 
@@ -139,7 +139,7 @@ class ChatClaim:
     """How often the process had lapsed when the claim was last known to be valid."""
 
     async def is_good(self) -> bool:
-        """Return True if the chat still belongs to this process; if in doubt, read it again."""
+        """Return True if the chat still belongs to this process; if unsure, reread the session."""
         while not self.nodes.is_sure(self.lapses):
             try:
                 await self.nodes.beat()
@@ -165,7 +165,7 @@ async def send_answer(
     seq: int,
     claim: ChatClaim,
 ) -> None:
-    """Send an answer while the chat is ours, and record its confirmation in the session."""
+    """Send an answer while the chat is ours, and record in the session that it arrived."""
 
     async def arrived() -> None:
         with suppress(Exception):  # on failure, it is sent again after a restart
@@ -200,7 +200,7 @@ async def send_owed(
         return
     claims = session.claims
     is_settled = question is None or answer is None
-    # Never sent twice if the channel can't confirm it: it is recorded as sent before sending.
+    # Never sent twice if the channel can't confirm arrival: it is recorded as sent beforehand.
     is_over = is_settled or not bus.confirms(question.channel if question else "")
 
     def act(session: Session) -> None:
@@ -277,7 +277,7 @@ async def with_files(
 ) -> Outbound:
     """Return the answer with its files as attachments, no longer named in its text.
 
-    The text has a sentence for a file that is gone, or that its session may not use.
+    If a file is gone, or the session may not use it, the text says so in a sentence.
     """
     noted, named = _noted(entry), named_files(answer.text)
     files, lost = [], []
@@ -301,7 +301,7 @@ def _facts_of(kept: StoredFile) -> dict[str, Any]:
 
 
 def _noted(entry: Entry) -> dict[str, str]:
-    """Return the names of the files noted in an answer, by their ids."""
+    """Return the names of the files recorded in an answer, by their ids."""
     known = entry.metadata.get(FILES)
     files = [file for file in known if isinstance(file, Mapping)] if isinstance(known, list) else []
     return {str(f.get("ref")).removeprefix(SCHEME): str(f.get("name") or "file") for f in files}

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from nanoloop.attachments import Attachments
 
 UNSURE_SECONDS = 60
-"""By how much a platform's clock and this machine's may differ."""
+"""The maximum difference between a platform's clock and this machine's."""
 ENTRIES_READ = 500
 """How many entries of a session's history are read at a time."""
 
@@ -79,7 +79,7 @@ class Sessions:
         patience_seconds: float = 0,
         recall: Recall | None = None,
     ) -> None:
-        """Create the collection; erasing entries also removes them from the index of `recall`."""
+        """Create the object; erasing entries also removes them from the index of `recall`."""
         self.store = store
         self._recall = recall
         self.writer = SessionWriter(store, patience_seconds=patience_seconds)
@@ -96,7 +96,7 @@ class Sessions:
         session = self._alive.get(session_id)
         if session is None:
             loaded = await self.store.load(session_id)
-            # Another task may have opened it meanwhile: the first object wins.
+            # Another task may have opened it in the meantime: the first object wins.
             session = self._alive.setdefault(session_id, loaded)
         if session.has_expired():
             self.forget(session_id)
@@ -149,7 +149,7 @@ class Sessions:
         try:
             return await self.writer.change(session, act)
         except SessionNotFound:
-            if self._alive.get(session.id) is session:  # not one created since
+            if self._alive.get(session.id) is session:  # but not one created since
                 self.forget(session.id)
             raise
 
@@ -160,11 +160,11 @@ class Sessions:
     async def current(self, key: str, *, agent: str | None = None) -> Session:
         """Return the chat's current session, or a new one if it has none or the session expired."""
         session = await self._open_or_create(key, await self.current_id(key), agent)
-        # Only once the move is durable: otherwise a crash would leave the key pointing nowhere.
+        # Only once the move is durable; otherwise, a crash would leave the key pointing nowhere.
         if session.moved and await self.writer.look(session, attrgetter("moved")):
             session = await self.follow(session, agent=agent)
             self._id_by_key[key] = session.id
-            await self.store.bind(key, session.id)  # so that the next reader need not follow it
+            await self.store.bind(key, session.id)  # so that the next reader finds it at once
         return session
 
     async def follow(self, session: Session, *, agent: str | None = None) -> Session:
@@ -349,9 +349,9 @@ class Sessions:
     async def erase(self, session_id: str, seqs: Collection[int]) -> Session:
         """Erase these entries permanently and durably; raise `NotPossible` if one doesn't exist.
 
-        Another `Session` object loaded earlier can't restore the entries, because saving it raises
-        a conflict. Until `finish_erasing` succeeds, the session notes that the search index may
-        still contain copies.
+        A `Session` object that was loaded earlier can't restore the entries, because saving it
+        raises a conflict. Until `finish_erasing` succeeds, the session records that the search
+        index may still contain copies.
         """
         session = await self.open(session_id)
         try:
@@ -413,7 +413,7 @@ class Sessions:
         return entry
 
     async def finish_erasing(self, session: Session) -> None:
-        """Remove copies of a session's erased entries from the search index, if any may remain.
+        """Remove any copies of a session's erased entries from the search index.
 
         Raise `IndexUnusable` if that fails; the session then keeps its record of the copies.
         """
@@ -503,7 +503,7 @@ def check_undo(session: Session) -> None:
 def give_way(session: Session, question: Entry) -> Entry:
     """Undo the last exchange if the question repeats it, and return the question.
 
-    An exchange covered by a summary is kept. Call `Sessions.ready_to_undo` first.
+    If a summary covers the exchange, it is kept. Call `Sessions.ready_to_undo` first.
     """
     replaced = question.metadata.get(AGAIN)
     asked = last_exchange(session.entries_between(0, session.last_seq)) if replaced else []
@@ -537,7 +537,7 @@ def _take_over(session: Session, *, waiting: Sequence[Entry]) -> None:
 
 
 def _passed_on(entry: Entry, session_id: str) -> Entry:
-    """Return the entry with an id for the new session, to recognise it if it comes back."""
+    """Return the entry with an id for the new session, to recognise the entry if it comes back."""
     name = hashlib.sha256(f"{entry.id} {session_id}".encode()).hexdigest()[: len(entry.id)]
     return replace(entry, id=name)
 

@@ -25,7 +25,7 @@ _LATEST = frozenset({"entries", "pending", "sessions"})
 
 
 class Telemetry:
-    """An observer of all events, which never waits and never raises."""
+    """An observer of all events, which never waits and never raises an error."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Telemetry:
 
     def _write(self, level: Level, name: str, values: Mapping[str, Any]) -> None:
         told = {field: value for field, value in values.items() if field not in _NEVER_LOGGED}
-        # A log that can't be written, such as on a full disk, must not stop any conversation.
+        # A log that can't be written, for example on a full disk, must not stop any conversation.
         with suppress(OSError, ValueError):
             getattr(self._lines, level)(name, **told)
 

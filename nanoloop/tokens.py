@@ -19,11 +19,11 @@ from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
 from nanoloop.session.speech import is_told_apart, other_words, quotes_of
 
 MESSAGE_TOKENS = 4
-"""The tokens that each message costs in addition to its words."""
+"""The number of tokens that each message costs besides its words."""
 PART_TOKENS = 1000
-"""The tokens assumed for a picture, or any other part that isn't text."""
+"""The number of tokens assumed for a picture, or for any other part that isn't text."""
 MARK_TOKENS = 12
-"""The tokens that a speaker's name and handle cost."""
+"""The number of tokens that a speaker's name and handle cost."""
 
 _WORDS = (ascii_letters + whitespace).encode()
 _DIGITS = digits.encode()
@@ -39,12 +39,12 @@ _SCRIPTS = (
     (re.compile("[\u2000-\u206f\ufe00-\ufe0f]+"), 0.8),  # dashes, quotes, joiners
 )
 _PER_OTHER = 2.0
-"""The tokens for an emoji, or for anything rarer."""
+"""The number of tokens for an emoji, or for anything rarer."""
 
 LEAST, MOST = 0.5, 2.0
 """The lowest and the highest correction factor."""
 _STEP = 0.2
-"""The share of the difference by which one measurement moves the correction."""
+"""How much of the difference in one measurement is applied to the correction."""
 
 
 def text_tokens(text: str) -> int:
@@ -73,7 +73,7 @@ def _other_tokens(text: str) -> float:
 
 
 def entry_tokens(entry: Entry) -> int:
-    """Estimate an entry's tokens in a request; 0 for entries that the model isn't shown."""
+    """Estimate an entry's tokens in a request; 0 for entries that are not shown to the model."""
     if entry.type == TOOL_RESULT:
         return MESSAGE_TOKENS + text_tokens(result_text(entry))
     if entry.type == TOOL_CALL:

@@ -1,4 +1,4 @@
-"""The only way to change a stored session: apply an act, repeated if another writer was first."""
+"""The only way to change a stored session: apply an act, and repeat it after a conflict."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 def is_away(error: Exception) -> bool:
-    """Return True if the store is unreachable, rather than a single session unreadable."""
+    """Return True if the whole store is unreachable, not just a single session."""
     of_one = (SessionDamaged, NotReadable, StoreConflict)
     return isinstance(error, StoreError) and not isinstance(error, of_one)
 
@@ -59,7 +59,7 @@ class Claim:
     def act(self, session: Session, act: Callable[[Session], T]) -> T:
         """Apply an act and remove the command; raise `TurnLost` if it was run elsewhere."""
         waits_here = any(entry.id == self.entry_id for entry in session.waiting)
-        if not waits_here or session.moved:  # it moved too, and is run there
+        if not waits_here or session.moved:  # it moved too, and runs there
             raise TurnLost(session.id)
         done = act(session)  # this may raise
         session.let_go_held(self.entry_id)
@@ -107,8 +107,8 @@ class SessionWriter:
         `act` never waits. If another writer was first, the object is updated and `act` runs again,
         so create ids and times before it, and announce events after it. Raise `SessionNotFound` if
         the session was deleted or has expired, `AlreadyHeard` if `act` accepted a message that was
-        accepted before, and `StepRefused` if it made a forbidden step (`FOLLOWS`); the object is
-        then updated, too.
+        accepted before, and `StepRefused` if it made a forbidden step (`FOLLOWS`), in which case
+        the object is updated too.
         """
         claim = _claim_in(session.id)
         if claim is None:
@@ -126,7 +126,7 @@ class SessionWriter:
         return await self.change(session, act)
 
     async def together(self, session_id: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Run this work, with all its writes, between two other changes of the session."""
+        """Do this work, with all its writes, between two other changes of the session."""
         return await self._order.write(session_id, work)
 
     async def _change(self, session: Session, act: Callable[[Session], T]) -> T:
@@ -148,7 +148,7 @@ class SessionWriter:
                 await self._renew(session)
             except AlreadyHeard:
                 await self._renew(session)
-                if is_all_its_own:  # otherwise an earlier act may have caused it
+                if is_all_its_own:  # otherwise, an earlier act may have caused it
                     raise
             else:
                 return done
@@ -162,7 +162,7 @@ class SessionWriter:
         await self._patiently(partial(save, session))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask the store, retrying while it is unavailable, at least once.
+        """Call the store, retrying while it is unavailable, at least once.
 
         A suspended process counts the suspension as an outage, so its patience may be over at once.
         """
@@ -181,7 +181,7 @@ class SessionWriter:
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
         """Erase these entries permanently, like `Store.erase`; raise `NotPossible`.
 
-        The same commit records that copies may remain, until `erased` clears that record.
+        The same commit records that copies may remain, until `erased` removes that record.
         """
         claim = _claim_in(session.id)
         await self._order.write(session.id, partial(self._erase, session, seqs, claim))
@@ -205,9 +205,9 @@ class SessionWriter:
         raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
 
     async def erase_words(self, session: Session, person: Person) -> ErasedWords:
-        """Permanently erase all that a person has said in this session; return what was erased.
+        """Permanently erase everything a person has said in this session; return what was erased.
 
-        Otherwise this is like `erase`. Raise `NotPossible` if the store can't erase a person's
+        Otherwise, this is like `erase`. Raise `NotPossible` if the store can't erase a person's
         words.
         """
         return await self._order.write(session.id, partial(self._erase_words, session, person))
@@ -280,7 +280,7 @@ def _owe_erasing(
     with session.lock:
         for name in names:
             session.hear(_chat_of(session), name)
-        # An index that is behind by more than is noted drops all of the session.
+        # An index that has missed more than is recorded drops the whole session.
         session.erasures += len(session.erasing) + 2 if is_all else 1
         session.erasing = (*session.erasing, _ranges(seqs))
         session.touch()
@@ -312,7 +312,7 @@ Place = tuple[AbstractEventLoop, str]
 class WriteOrder:
     """Serves writers first come, first served, for each session and event loop.
 
-    No event loop waits for another, which could wait for it in turn, and nothing waits for a write
+    No event loop waits for another, which could wait for it in turn. Nothing waits for a write
     whose task asyncio has cancelled: stores compare revisions, and so detect conflicts with such a
     write. A write inside the same task's own turn never waits.
     """

@@ -36,8 +36,10 @@ async def test_each_servers_models_are_listed_as_the_settings_name_them(nanoloop
         plain.models = listing("qwen3:4b")
         nanoloop.set(OPENAI_BASE_URL=plain.url)
         out, err = await nanoloop.run("model", "list")
-    assert out.endswith('\n\ngroq serves, for model = "…":\ngroq:chatty-1\ngroq:chatty-2\n')
-    assert f'{plain.url} serves, for model = "…":\nqwen3:4b\n' in out
+    assert out.endswith(
+        '\n\ngroq offers these models, for model = "…":\ngroq:chatty-1\ngroq:chatty-2\n'
+    )
+    assert f'{plain.url} offers these models, for model = "…":\nqwen3:4b\n' in out
     assert groq.requests[-1].headers["authorization"] == "Bearer gsk"
     assert "does not list its models" not in err
 

@@ -1,4 +1,4 @@
-"""Re-exports `DirectChannel` among the other channels; `AgentLoop.ask` does not need it."""
+"""Exports `DirectChannel` together with the other channels; `AgentLoop.ask` does not need it."""
 
 from nanoloop.embedding import DirectChannel
 

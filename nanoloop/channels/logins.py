@@ -32,7 +32,7 @@ _SHOWN = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageLogin:
-    """A login to the web page; nobody can log in with the stored fields alone."""
+    """A login to the web page; nobody can log in with just the stored fields."""
 
     digest: str
     """The hash of the login's cookie."""
@@ -148,8 +148,8 @@ TOKEN_BYTES = 24
 def token_in(path: Path) -> tuple[str, bool]:
     """Return the token in this file, and whether it was just generated; raises `SettingsError`.
 
-    Links and other users' files are refused, so only this user can read the file or have written
-    it.
+    Links and other users' files are rejected, so only this user can have written the file or can
+    read it.
     """
     is_new = False
     while (token := known_token(path)) is None:
@@ -185,7 +185,7 @@ def _make(path: Path) -> bool:
     try:
         with os.fdopen(fd, "w", encoding="ascii") as file:
             file.write(f"{token_urlsafe(TOKEN_BYTES)}\n")
-        path.hardlink_to(fresh)  # unlike a rename, it replaces nothing
+        path.hardlink_to(fresh)  # unlike a rename, this replaces nothing
     except FileExistsError:
         return False
     finally:

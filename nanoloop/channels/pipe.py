@@ -47,7 +47,7 @@ class PipeChannel:
         stderr: int = 2,
         encoding: str = "utf-8",
     ) -> None:
-        """Characters missing from the output's `encoding` are replaced, or escaped in JSON."""
+        """Create the channel; characters that `encoding` lacks are replaced, or escaped in JSON."""
         self.chat = chat
         self.streams = streams and not as_json
         """Whether pieces of an answer are written as they arrive."""

@@ -29,9 +29,9 @@ CHUNK_COST = 8
 SMALL_BYTES = 1000
 PIECES = 8
 REST_SECONDS = 0.01
-"""If a request arrives in more pieces than this, reading pauses after each small one.
+"""If a request arrives in more pieces than this, reading pauses after each small piece.
 
-Otherwise a client that sends byte by byte would slow everyone else down.
+Otherwise, a client that sends byte by byte would slow everyone else down.
 """
 IGNORED_BYTES = 1_000_000
 """How many bytes of a body are accepted after its request has been answered."""
@@ -49,9 +49,8 @@ ENDING_SECONDS = 0.01
 class OpenConnections:
     """The open connections of all listeners in a process, limited in total and per address.
 
-    Over a limit, the connection that has waited longest for its client (to finish a request or to
-    receive data) is closed. If no other connection is waiting, the new one is
-    closed.
+    If a limit is exceeded, the connection that has waited longest for its client (to finish a
+    request or to receive data) is closed. If no other connection is waiting, the new one is closed.
     """
 
     def __init__(self, limit: int) -> None:
@@ -253,7 +252,7 @@ class _UvicornServer(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()
         with anyio.move_on_after(self.config.timeout_graceful_shutdown) as patience:
-            while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - no event says so
+            while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - there is no event for it
                 await anyio.sleep(ENDING_SECONDS)
         if patience.cancelled_caught:
             for connection in list(self.server_state.connections):
@@ -277,7 +276,7 @@ class WebServer:
         grace_seconds: float,
         at_end: Callable[[], None],
     ) -> None:
-        """`at_end` ends requests that would never end on their own."""
+        """Create the server; `at_end` ends requests that would never end on their own."""
         config = uvicorn.Config(
             app,
             http=_Protocol.among(connections_of_process()),  # type: ignore[arg-type]

@@ -92,7 +92,7 @@ class RunningProcess:
 
 
 class States:
-    """Keeps this process's state file up to date; a disk error does not stop anything else."""
+    """Keeps this process's state file up to date; a disk error stops nothing else."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class States:
         holds: Callable[[], Collection[str]] = tuple,
         failures: Callable[[int], list[IncidentReport]],
     ) -> None:
-        """`channels` returns each channel's state and reason, `failures(n)` the last `n`."""
+        """Create it; `channels` returns all states and reasons, `failures(n)` the last `n`."""
         self._file = folder / FOLDER / f"{name}.json"
         self._command = command
         self._channels = channels
@@ -183,7 +183,7 @@ def _read(file: Path) -> RunningProcess | None:
 
 
 def _age(file: Path) -> float | None:
-    """Return how many seconds ago the process last touched its file, or None without a file."""
+    """Return how many seconds ago the process last touched its file; None if it has no file."""
     try:
         return time.time() - file.stat().st_mtime
     except OSError:

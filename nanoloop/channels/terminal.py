@@ -161,7 +161,8 @@ class TerminalChannel:
 
     async def _show_whole(self, item: Outbound) -> None:
         text = printable(item.text)
-        # A chat's turns run one at a time: a growing answer belongs to the oldest waiting message.
+        # A chat's turns run one at a time, so a growing answer belongs to the oldest waiting
+        # message.
         ends = bool(self._waiting) and item.reply_to == self._waiting[0]
         with suppress(ValueError):
             self._waiting.remove(str(item.reply_to))

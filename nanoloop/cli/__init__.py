@@ -314,8 +314,8 @@ NAMESAKE = (
 def load_settings(args: argparse.Namespace, *, can_ask: bool = True) -> Settings:
     """Load the settings for a command; raises `SettingsError`.
 
-    If a file in the current folder is not trusted, ask the user about it once at a terminal, or
-    else report which settings were left out.
+    If a file in the current folder is not trusted, ask the user about it once if there is a
+    terminal; otherwise, report which settings were left out.
     """
     from nanoloop.settings import Settings  # noqa: PLC0415 - `--help` must not load pydantic
 
@@ -362,7 +362,7 @@ GARBAGE_THRESHOLDS = (10_000, 20, 20)
 """How many objects may be created before each generation is garbage-collected.
 
 A turn creates hundreds of objects that live until it ends. With Python's default of 700, they would
-be examined while in use and promoted too early.
+be examined while still in use, and promoted too early.
 """
 
 
@@ -385,7 +385,7 @@ def add_actions(
 ) -> Callable[[str, str, Act], argparse.ArgumentParser]:
     """Let a command have actions; call the result with each action's name, summary and function.
 
-    If an action is optional, the command's `run` is called without one.
+    If an action is optional, the command's `run` is called when no action is given.
     """
     actions = parser.add_subparsers(
         dest="action", metavar="ACTION", required=is_needed, title="actions"
@@ -471,7 +471,7 @@ def _tell_version() -> int:
 
 
 _PATHS = {"config", "data", "output", "file", "source", "target", "place"}
-"""Arguments that may be file names, which need not be valid text."""
+"""Arguments that may be file names, and so need not be valid text."""
 
 
 def _as_text(word: str) -> str:
@@ -488,7 +488,7 @@ def whole_parser() -> argparse.ArgumentParser:
 
 
 def actions_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
-    """Return the parsers for a parser's commands or actions, by name; empty if it has none."""
+    """Return the parsers for a parser's commands or actions by name; empty if it has none."""
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
             found: Mapping[str, argparse.ArgumentParser] = action.choices
@@ -617,7 +617,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def exit_of(error: BaseException) -> Exit:
-    """Return the exit code for an expected error; bugs have no code here."""
+    """Return the exit code for an expected error; bugs are not in this table."""
     return next(code for kind, code in _EXITS if isinstance(error, kind))
 
 

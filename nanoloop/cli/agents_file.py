@@ -75,7 +75,7 @@ use `nanoloop sessions`, not the file system or SQL.
 def write_agents_file(settings: Settings) -> Path | None:
     """Write AGENTS.md beside the settings file, unless someone else wrote the existing one.
 
-    Returns the file, or None if it was left alone.
+    Return the file, or None if it was left unchanged.
     """
     folder = _folder(settings)
     file = folder / FILE

@@ -206,7 +206,7 @@ def _any_value(places: Sequence[Completed]) -> str:
 
 
 def _takers(places: Sequence[Completed]) -> list[str]:
-    """Return the options whose value is the next word."""
+    """Return the options that take the next word as their value."""
     return sorted({name for place in places for name in _names(_with_value(place))})
 
 

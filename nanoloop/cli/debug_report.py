@@ -41,7 +41,7 @@ Files that were sent are listed but not included.
 nanoloop: versions, and the machine.
 settings: each setting with its value, and where the value came from.
 daemon: the process that serves this data folder, its channels, and the latest failures.
-conversation: its keys, where it stands (head), its summary, memory, state and queue (sections),
+conversation: its keys, its position (head), its summary, memory, state and queue (sections),
 every entry of its log, and what is wrong with it (problems).
 """
 _PACKAGES = ("anyio", "openai", "pydantic", "structlog", "uvloop", "starlette", "xllamacpp")
@@ -57,7 +57,7 @@ _SECRET_VALUE = re.compile(
 )
 """Matches keys in vendors' formats, logins in URLs, and bot tokens."""
 _LEAST = 6
-"""The minimum length of a secret to search for: a shorter one would match anywhere."""
+"""The minimum length of a secret to search for; a shorter text could occur anywhere."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -108,7 +108,7 @@ async def _report(chat: str, settings: Settings) -> tuple[dict[str, Any], int]:
 
 
 async def _conversation(store: Store, session: Session) -> dict[str, Any]:
-    """Return the session as it is stored, or as it was loaded if the store can't show more."""
+    """Return the session as it is stored; if the store can't show that, as it was loaded."""
     whole: Any = store
     if not hasattr(store, "snapshot"):
         return {"id": session.id, "keys": [], **(await store.get(session.id)).to_dict()}
@@ -160,7 +160,7 @@ class _Masked:
         match value:
             case str():
                 text, count = self._secret.subn(MASK, value)
-                # A masked URL matches again, but must not be counted again.
+                # A masked URL would match again, but must not be counted again.
                 self.count += count if text != value else 0
                 return text
             case Mapping():

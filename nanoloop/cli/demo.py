@@ -280,9 +280,9 @@ def fetch_first_model(
 ) -> Model:
     """Fetch the first of these models that is available, playing the demo meanwhile.
 
-    First shows the size, duration and destination of the download. If the download ends before
-    that, no demo is played. `load` is called as soon as the file is complete. Raises `ModelError`
-    after the demo if no model could be fetched.
+    First, show the size, duration and destination of the download. If the download ends before the
+    demo begins, no demo is played. `load` is called as soon as the file is complete. Raise
+    `ModelError` after the demo if no model could be fetched.
     """
     with resumable("nanoloop"):
         return anyio.run(_FirstFetch(models, settings, load).run)

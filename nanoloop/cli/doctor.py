@@ -60,10 +60,10 @@ from nanoloop.telemetry import Telemetry
 
 CONNECT_SECONDS = 30.0
 ANSWER_SECONDS = 120.0
-"""Long enough for a model on this machine to be loaded from disk first."""
+"""Long enough to load a model on this machine from disk first."""
 LEAST_BYTES = 100_000_000
 LEAST_FILES = 1024
-"""With less free space or memory than this, something will soon fail."""
+"""If less disk space or memory than this is free, something will soon fail."""
 QUESTION = "This is a test. Reply with the word ok, and nothing else."
 _SHOWN = 40
 """How many characters of an answer are shown."""
@@ -80,7 +80,7 @@ class Check(NamedTuple):
     is_well: bool
     says: str
     code: Exit = Exit.FAILED
-    """The exit code if the check fails."""
+    """The exit code to use if the check fails."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -267,7 +267,7 @@ async def _model(asked: ModelToAsk, settings: Settings, provider: Provider) -> C
 
 
 def _lacks_here(model: str, settings: Settings) -> str | None:
-    """Return why a local model can't be tested, or None if it can, without downloading it."""
+    """Return why a local model can't be tested, or None if it can; download nothing."""
     path = file_of(model, settings.models)
     if not can_run():
         return EXTRA
@@ -361,14 +361,14 @@ def _seal_of(store: Store) -> str:
 
 
 async def _try_to_keep(store: Store) -> None:
-    """Raise `StoreError` if a server can't store sessions; nothing is left behind."""
+    """Raise `StoreError` if a server can't store sessions; leave nothing behind."""
     # If this is interrupted, the session expires by itself.
     session = await store.create(ttl=60)
     await store.delete(session.id)
 
 
 def _try_to_write(path: Path) -> None:
-    """Raise `OSError` if sessions could not be written to this path; nothing is left behind."""
+    """Raise `OSError` if sessions can't be written to this path; leave nothing behind."""
     there = next(each for each in (path, *path.parents) if each.exists())
     if there == path and path.is_file():
         if not os.access(path, os.W_OK):
@@ -434,14 +434,14 @@ async def _channels(
     for name, _ in wanted(settings):
         serving = [process for process in processes if name in process.channels]
         if serving:
-            # Choose the process that is connected, as only one holds the account.
+            # Choose the process that is connected, as only one process can hold the account.
             best = min(serving, key=lambda process: process.channels[name].state not in WELL)
             there = best.channels[name]
             says = f"{there.state} in process {best.pid} {there.reason}".strip()
             yield Check(name, is_well=there.state in WELL, says=says)
         elif name in made:
             yield await _connected(made[name])
-        elif not plugins.load("channels", name).takes_program:  # that one needs a whole app
+        elif not plugins.load("channels", name).takes_program:  # this channel needs a whole app
             yield await _connected_alone(name, settings)
 
 

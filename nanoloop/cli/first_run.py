@@ -187,7 +187,7 @@ _TRIED = 3
 
 
 class _Choice(NamedTuple):
-    """A menu line and its action; the action returns None to show the menu again."""
+    """A menu entry and its action; the action returns None to show the menu again."""
 
     line: str
     follow: Callable[[], Chosen | None]
@@ -199,7 +199,8 @@ def find_model(
 ) -> Chosen:
     """Return the settings for a model that has just answered, or that is on this machine.
 
-    Looks for available models, and asks only if there is a choice. Raises `NoModel`.
+    Look for available models, and ask only if there is a choice. Raise `NoModel` if there is no
+    model.
     """
     if servers is None:
         servers = running_servers(usual_places(settings))
@@ -261,7 +262,7 @@ def _is_key_welcome(server: Configured) -> bool:
 
 
 def _with_vendors_key(settings: Settings, server: Configured, **also: str) -> Chosen | None:
-    """Contact the vendor for the first time; return settings for a model of its that answers."""
+    """Contact the vendor for the first time; return settings for a model that answers."""
     with busy(f"asking {server.vendor.title} for its models"):
         listed = models_of_vendor(server)
     usual = f"openai:{Settings.model_fields['model'].default}"

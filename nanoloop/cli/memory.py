@@ -144,7 +144,7 @@ async def _save(session_id: str, before: str, text: str, settings: Settings) -> 
 WIDTH = 60
 """The width of the bar in characters."""
 SIGNS = {"summarised": "=", "pending": ".", "window": "#", "left_out": "-"}
-"""The character for each place; `left_out` means entries that a handler leaves out."""
+"""The character for each place; `left_out` is for entries that a handler leaves out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,11 @@ def show_list(args: Namespace, settings: Settings) -> int:
         )
         for each in served:
             if each.models:
-                say("\n".join((f'\n{each.name} serves, for model = "…":', *each.models)))
+                say(
+                    "\n".join(
+                        (f'\n{each.name} offers these models, for model = "…":', *each.models)
+                    )
+                )
     for each in served:
         if not each.models:
             told = f"{each.where} does not list its models: check the address and the key"
@@ -93,7 +97,7 @@ def remove(args: Namespace, settings: Settings) -> int:
     """Delete a model's file or partial download, after confirmation."""
     name, files = _files_of(args.name, settings.models)
     what = f"{name}, {size(_bytes_of(files))} in {settings.models}"
-    nobody = ModelError("not a terminal, so nothing can be asked: add --yes to remove the model")
+    nobody = ModelError("can't ask without a terminal: add --yes to remove the model")
     if not (args.yes or is_agreed(f"{what}\nRemove it?", nobody_there=nobody)):
         say("nothing was removed", err=True)
         return Exit.FAILED

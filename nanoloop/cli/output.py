@@ -24,8 +24,8 @@ _UNFIT = "nanoloop"
 def say(text: object = "", *, end: str = "\n", err: bool = False, has_style: bool = False) -> None:
     """Print a text at once, replacing characters that the terminal can't show.
 
-    Control characters are replaced too, except for colours if `has_style` is set. Never raises: if
-    the reader has gone, the output is dropped and the command continues.
+    Control characters are replaced too, except for colours if `has_style` is set. This never
+    raises: if the reader has closed the pipe, the output is dropped and the command continues.
     """
     stream = sys.stderr if err else sys.stdout
     if stream is None:
@@ -78,7 +78,7 @@ def adapt() -> None:
     codecs.register_error(_UNFIT, _replaced)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        # A stream that was replaced on purpose is left alone.
+        # A stream that was replaced on purpose is left as it is.
         if stream is getattr(sys, f"__{name}__"):
             setattr(sys, name, _patient(stream, 1 if name == "stdout" else 2))
 
@@ -98,7 +98,7 @@ def _fill_closed() -> None:
 
 def _adapt_input() -> None:
     if sys.stdin is None:
-        sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115 - as Python's
+        sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115 - like Python's own
 
 
 def _patient(stream: TextIO | None, descriptor: int) -> TextIO:

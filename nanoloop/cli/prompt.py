@@ -43,7 +43,7 @@ class Prompt(TerminalChannel):
     """The terminal channel with a welcome and a status line."""
 
     def __init__(self, *, app: App, settings: Settings, chat: str, is_first: bool = False) -> None:
-        """With `is_first`, show suggestions, and report when the first summary is ready."""
+        """Create the channel; if `is_first`, show suggestions and report the first summary."""
         history = input_history(settings)
         super().__init__(chat=chat, history=history, status=self._status_line)
         self._is_first = is_first
@@ -64,7 +64,7 @@ class Prompt(TerminalChannel):
         await self._look()
         say(self._welcome(), has_style=True)
         await super().run(bus)
-        self._app.stop()  # also ends a daemon, which has no other way to learn that the user quit
+        self._app.stop()  # also ends a daemon, which would not notice that the user quit
 
     async def send(self, item: Outbound | TextStreamed) -> None:
         """Show one item and update the status line."""

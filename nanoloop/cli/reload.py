@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nanoloop.app import App
 
 LOOK_SECONDS = 1.0
-"""How often the files are checked; a file that is still being written waits for the next check."""
+"""How often the files are checked; a file that is being written waits for the next check."""
 
 _RULES = "|".join(PlatformSettings.model_fields.keys() - {"enabled"})
 _CODE = "tools.functions"
@@ -95,7 +95,7 @@ class Reload:
         """Return the existing files, each with a stamp that shows whether it has changed."""
         usual = user_folder("config", os.environ)
         files = [*self._settings.files]
-        if self._settings.own_file not in files[:1]:  # another file may take precedence later
+        if self._settings.own_file not in files[:1]:  # another file may take priority later
             files = [Path(NAME), usual / NAME]
         places = [*files, usual / TRUSTED, *files_run()]
         found = {}
@@ -116,7 +116,7 @@ class Reload:
         """Read the files and the tool modules; return a description of the mistake, if any."""
         with self._reading:
             before = self._applied
-            self._applied = self._stamps()  # first, so that later changes are noticed next time
+            self._applied = self._stamps()  # first, so that any later change is noticed next time
             changed = {file for file in files_run() if before.get(file) != self._applied.get(file)}
             try:
                 fresh = self._fresh()
@@ -127,7 +127,7 @@ class Reload:
             except SettingsError as error:
                 return error
             finally:
-                # Modules that were loaded just now must not be noticed next time.
+                # Modules that have just been loaded must not be noticed next time.
                 self._applied = self._stamps() | self._applied
             return Fresh(fresh, agents, places, bool(changed))
 

@@ -24,8 +24,8 @@ from nanoloop.telemetry import Telemetry
 
 _port = partial(whole, most=65535)
 _HOW = """
-Without a token in the settings, only this machine can connect. Even there a token is needed, which
-is generated at the first start and included in the printed address. To serve others, add
+Without a token in the settings, only this machine can connect. It needs a token too, which is
+generated at the first start and is part of the printed address. To serve others, add
 [channels.web.tokens.NAME] to the settings and use --host 0.0.0.0. SIGTERM and SIGINT let running
 turns finish; a second signal ends the process at once."""
 

@@ -180,7 +180,7 @@ def _named(word: str, listed: Listed) -> list[str]:
 
 
 def _unsuitability(name: str) -> int:
-    """Return a sort key based on the name alone; ties keep the server's order."""
+    """Return a sort key based on the name alone; for ties, the server's order is kept."""
     return bool(_ILL_SUITED.search(name)) * 2 - bool(_WELL_SUITED.search(name))
 
 

@@ -34,7 +34,7 @@ _FOR_ROOT = re.compile(
     "Wants|After|Environment|EnvironmentFile|DynamicUser|User|StateDirectory(Mode)?"
     "|CapabilityBoundingSet|Protect.*|Private.*"
 )
-"""Options that only the system's systemd supports, or that differ for each user."""
+"""Options that only a system-wide systemd supports, or that differ for each user."""
 _NEEDED = re.compile(
     "(HTTPS?|ALL|NO)_PROXY|SSL_CERT_(FILE|DIR)|XDG_(CONFIG|DATA)_HOME|PYTHONPATH", re.IGNORECASE
 )
@@ -77,7 +77,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _without_settings(_: Namespace, __: Settings) -> None:
-    """Do nothing, in place of an action that reads no settings."""
+    """Do nothing; used by actions that read no settings."""
 
 
 class NoService(NanoloopError):
@@ -134,7 +134,7 @@ class Manager(Protocol):
 
 def install(settings: Settings) -> None:
     """Write and start the service for these settings, and report it; raises `NoService`."""
-    fetch_local_models(settings)  # or the first start would take that long
+    fetch_local_models(settings)  # otherwise, the first start would take that long
     manager, service = _manager(), service_for(settings)
     there = manager.file.exists()
     said = [*manager.keep(service)]
@@ -153,7 +153,7 @@ def service_for(settings: Settings) -> Service:
             f"name it with --config {settings.file}, or trust it: nanoloop config trust"
         )
     file = settings.own_file.absolute() if settings.own_file else None
-    # `-P` keeps a folder's files from being imported in place of real modules.
+    # `-P` prevents a folder's files from being imported in place of real modules.
     command = [sys.executable, "-P", "-m", "nanoloop", "run"]
     command += ["--config", str(file)] if file else []
     command += ["--data", str(settings.data.absolute())]

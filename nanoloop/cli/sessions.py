@@ -170,7 +170,7 @@ def _add_forget(parser: ArgumentParser) -> None:
         "--speaker",
         metavar="PLATFORM:ID",
         help="instead of SEQ, erase everything that this person said, such as telegram:42; "
-        "an id that nobody has lists everyone who spoke",
+        "an unknown id lists everyone who spoke",
     )
     parser.add_argument(
         "--everywhere",
@@ -528,7 +528,7 @@ async def _unused(args: Namespace, settings: Settings) -> list[SessionInfo]:
 
 def _may_delete(args: Namespace, what: str) -> bool:
     """Return whether the user agrees; raises `SettingsError` if there is nobody to ask."""
-    nobody = SettingsError("not a terminal, so nothing can be asked: add --yes to delete for good")
+    nobody = SettingsError("can't ask without a terminal: add --yes to delete for good")
     if args.yes or is_agreed(f"{what}\nDelete for good?", nobody_there=nobody):
         return True
     _tell("nothing was deleted")

@@ -145,7 +145,7 @@ def _ended(args: Namespace, settings: Settings, *, is_asked: bool) -> int:
         is_asked
         and is_agreed(
             "Run nanoloop as a service, now and at each login?",
-            nobody_there=SettingsError("not a terminal, so nothing can be asked: use --service"),
+            nobody_there=SettingsError("can't ask without a terminal: use --service"),
         )
     )
     if is_wanted:

@@ -51,7 +51,7 @@ def _is_well(found: Sequence[RunningProcess]) -> bool:
 
 
 def as_json(found: Sequence[RunningProcess]) -> dict[str, object]:
-    """Return the oldest daemon's fields, with a list of all processes added."""
+    """Return the oldest daemon's fields, together with a list of all processes."""
     oldest = next(process for process in found if process.is_daemon)
     return {**asdict(oldest), "processes": [asdict(process) for process in found]}
 

@@ -131,7 +131,7 @@ def _telling(total: int, what: str = "copying") -> Iterator[Tell]:
 
 
 def _is_missing(url: str | None, settings: Settings) -> bool:
-    """Return whether the URL names a missing file or folder, and report it if so."""
+    """Return whether the URL names a missing file or folder; if so, report it."""
     try:
         path = path_of(url or settings.store.url or default_url(settings.data), settings.data)
     except ValueError:  # an invalid URL is reported when it is opened
@@ -218,7 +218,7 @@ def _seal_files(settings: Settings) -> int:
     for file, is_well in chain.from_iterable(each.reseal() for each in folder_sealings(settings)):
         damaged += not is_well
         if not is_well:
-            say(f"the content of {file} is not what was sealed", err=True)
+            say(f"the content of {file} has changed since it was sealed", err=True)
     for file in remove_plain_words(settings):
         damaged += 1
         say(f"the texts in {file} can't be removed", err=True)

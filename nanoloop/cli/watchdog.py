@@ -100,7 +100,7 @@ class ServiceManager:
         address = self._address
         if address.startswith("@"):  # a name in the abstract namespace
             address = f"\0{address[1:]}"
-        # A manager that is gone or busy must not stop the daemon.
+        # If the manager is gone or busy, the daemon must not stop.
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as letter:
             letter.setblocking(False)
             letter.sendto(what.encode(), address)

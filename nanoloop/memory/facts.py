@@ -15,26 +15,26 @@ Item = dict[str, Any]
 
 DECISION = "decision"
 LEDGER_ITEMS = 60
-"""How many names, dates, numbers and the like are kept in full beside the summary."""
+"""How many names, dates, numbers and other items are kept in full beside the summary."""
 LEDGER_CHARS = 3000
-"""How many characters the items in the ledger may have in total."""
+"""The maximum total number of characters in the ledger's items."""
 WORTH = {"money": 40, "date": 40, "file": 60, "link": 60, "id": 80, "contact": 120}
-"""The bonus for each kind of item, as a number of entries by which the item counts as newer."""
+"""The bonus for each kind of item: it ranks as if it were newer by this many entries."""
 USER_WORTH = 40
 REPEATED_WORTH = 20
-"""The bonus for each repetition, up to ten, in entries by which the item counts as newer."""
+"""The bonus for each of up to ten repetitions, again as a number of entries."""
 PER_MESSAGE = 12
-"""How many items one message may add, so that a list of numbers can't displace the others."""
+"""How many items one message may add, so that a list of numbers can't displace all others."""
 
 
 def found_in(entry: Entry) -> list[Item]:
-    """Return the user's or assistant's words that must not be paraphrased, oldest first."""
+    """Return the exact words of a user or assistant that must not be paraphrased, oldest first."""
     if entry.role not in {"user", "assistant"}:
         return []
     found: dict[tuple[str, str], Item] = {}
     for said in sorted(passages_of(entry), key=lambda one: not one.is_typed):
         source = source_of(said, entry)
-        # Only typed text can mark a decision: not quotes, overheard lines or files.
+        # Only typed text can mark a decision; quotes, overheard lines and files can't.
         for exact in exact_in(said.text, by_user=said.is_typed and entry.role == "user"):
             found.setdefault((exact.kind, exact.text), _item(exact, source, entry.seq))
     return _best(list(found.values()), PER_MESSAGE)
@@ -50,7 +50,7 @@ def merged(
     """Add later items to the ledger, without duplicates and within its limits."""
     known: dict[tuple[str, str, str], Item] = {}
     for item in (*before, *found):
-        # Typed text is never replaced by a later quote of it.
+        # A later quote of typed text never replaces it.
         key = (str(item["kind"]), str(item["text"]).casefold(), str(item.get("how", "")))
         said = known.pop(key, None)
         known[key] = {**item, "count": int(item["count"]) + (int(said["count"]) if said else 0)}
@@ -86,7 +86,7 @@ def _size(item: Mapping[str, Any]) -> int:
 
 
 SCANNED = 8000
-"""How many characters of a text are scanned; a longer text was probably pasted."""
+"""How many characters of a text are scanned; longer texts were probably pasted."""
 NEAR = 30
 """How many characters before and after a match are shown."""
 DECISION_LIMIT = 200
@@ -120,7 +120,7 @@ _UNIT = (
 )
 _EAST_UNIT = (
     r"(?:公里|千米|厘米|毫米|平方米|米|公斤|千克|克|斤|升|毫升|度|岁|歳|살|年|个月|個月|个星期|周|天|日"
-    r"|小时|小時|時間|시간|分钟|分鐘|分|秒|人|名|명|个|個|개|次|回|页|頁|台|件|％)"  # noqa: RUF001 - a percent sign as Chinese writes it
+    r"|小时|小時|時間|시간|分钟|分鐘|分|秒|人|名|명|个|個|개|次|回|页|頁|台|件|％)"  # noqa: RUF001 - the Chinese percent sign
 )
 _EAST_MONEY = r"(?:万元|亿元|萬元|元|块钱|块|人民币|美元|欧元|日元|万円|円|만원|원)"
 _CURRENCY = r"(?:USD|EUR|GBP|CHF|JPY|CNY|RMB|INR|AUD|CAD|SEK|PLN|BRL|[€$£¥₹₩₽]|euros?|dollars?)"
@@ -168,7 +168,7 @@ _KINDS = {
 }
 _EXACT = re.compile("|".join(f"(?P<{kind}>{form})" for kind, form in _KINDS.items()))
 _HINT = re.compile(r"[\d\"“„«`「『@~/\\一二两三四五六七八九十百千万]|[.]\S")
-"""A fast first check: it matches part of whatever `_EXACT` matches, but nothing in most lines."""
+"""A quick first check: it matches some part of everything `_EXACT` matches, but few other lines."""
 _SECRET = re.compile(
     r"\b(?:sk|pk|rk|ghp|gho|xox[abp]|glpat|hf|AKIA|eyJ)[-_A-Za-z0-9]{8,}"
     r"|(?:passwor[dt]|passwort|token|secret|api[ _-]?key|密码|パスワード|пароль)"

@@ -22,16 +22,16 @@ from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
 from nanoloop.session.speech import other_words
 
 FORMAT = f"1 {unicodedata.unidata_version}"
-"""The format of the file; a file in another format is rebuilt."""
+"""The version of the file's format; a file in any other version is rebuilt."""
 _BESIDE, _DAMAGED = ("-wal", "-shm"), ".damaged"
 ALONE_SECONDS = 10
 """How long to wait for another process that is creating the file."""
 
 
 class Index:
-    """An index of turns by session and entry number, and of the words in the turns.
+    """An index of turns by session and entry number, and of the words in them.
 
-    `path` is the file; with None, the index is kept in memory.
+    `path` is the file; if it is None, the index is kept in memory.
     """
 
     def __init__(self, path: str | Path | None) -> None:
@@ -43,12 +43,12 @@ class Index:
         self.opened = 0
         """How many times the file was opened."""
         self.set_aside: Path | None = None
-        """The path that a damaged file was moved to, until it is reported."""
+        """Where a damaged file was moved to, until this is reported."""
 
     # Opening
 
     def _open(self) -> sqlite3.Connection:
-        """Return the connection for writing; the caller holds the writing lock."""
+        """Return the connection for writing; the caller must hold the writing lock."""
         if self._writer is None:
             if self._path is not None:
                 make_folder(self._path.parent)
@@ -80,7 +80,7 @@ class Index:
         connection = sqlite3.connect(
             self._path or ":memory:", isolation_level=None, check_same_thread=False, timeout=10
         )
-        with suppress(sqlite3.DatabaseError):  # a damaged file raises again when it is read
+        with suppress(sqlite3.DatabaseError):  # a damaged file raises again when read
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA secure_delete = ON")
@@ -127,7 +127,7 @@ class Index:
     # Writing
 
     def settle(self) -> None:
-        """Remove the remains of forgotten words, for example after the process was killed."""
+        """Remove what is left of forgotten words, for example after the process was killed."""
         with self._writing:
             self._settle(self._open())
 
@@ -136,11 +136,12 @@ class Index:
         noted = _unsettled(connection)
         if not noted:
             return
-        # Until merged, the full-text index keeps removed words together with a deletion mark.
+        # Until it is merged, the full-text index keeps removed words with a deletion mark.
         connection.execute("INSERT INTO said(said) VALUES ('optimize')")
         is_busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         with _commit(connection):
-            # Another process may have forgotten more words meanwhile, or may be reading the log.
+            # Another process may have forgotten more words in the meantime, or may be reading the
+            # log.
             if not is_busy and _unsettled(connection) == noted:
                 connection.execute("PRAGMA user_version = 0")
 
@@ -159,8 +160,8 @@ class Index:
     def add(self, session_id: str, born: str, entries: Sequence[Entry], reach: int) -> bool:
         """Index these entries and record how far the index reaches, in one commit.
 
-        Entries of an older session with the same name are removed first, and so is the session's
-        state from before an erasure. If a later state is already indexed, return False and add
+        First remove all entries of an older session with the same name, and anything that was
+        indexed before an erasure. If a later state is already indexed, return False and add
         nothing.
         """
         with self._writing:
@@ -185,11 +186,11 @@ class Index:
     ) -> None:
         """Remove a session or some of its entries, including their words in the file.
 
-        `born` lists the session's earlier versions and then its current one. A session indexed in
-        any other version is removed as a whole.
+        `born` lists the session's earlier versions, followed by the current one. If any other
+        version of the session is indexed, the whole session is removed.
         """
         with self._writing:
-            if self._path is not None:  # its content is unknown, so it may have these words
+            if self._path is not None:  # its content is unknown, so it may contain these words
                 self._aside(self._path).unlink(missing_ok=True)
             connection = self._open()
             with _commit(connection):
@@ -215,11 +216,11 @@ class Index:
     # Reading
 
     def reading(self, session_id: str, born: str) -> IndexReader:
-        """Return a reader for one session's turns, to use in a `with`.
+        """Return a reader for one session's turns, to be used in a `with` statement.
 
-        It sees nothing that was indexed before an erasure.
+        It finds nothing that was indexed before an erasure.
         """
-        if self._reader is None:  # otherwise reading waits for no writer
+        if self._reader is None:  # otherwise, reading waits for no writer
             with self._writing:
                 self._open()
         return IndexReader(session_id, born, lambda: self._reader, self._reading)
@@ -229,24 +230,24 @@ _MOST_UNSETTLED = 1_000_000_000
 
 
 def _unsettled(connection: sqlite3.Connection) -> int:
-    """Return how often words were removed since the last cleanup; 0 if the file is clean."""
+    """Return how often words were removed since the last cleanup, or 0 if the file is clean."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def index_files(path: Path) -> list[Path]:
-    """Return the paths of all files that an index at this path may have, existing or not."""
+    """Return the paths of all files that an index at this path may use, existing or not."""
     return [path.with_name(path.name + suffix) for suffix in ("", *_BESIDE, _DAMAGED)]
 
 
 def is_up_to_date(known: str, born: str) -> bool:
-    """Return True if the version `known` contains nothing that was erased by the version `born`."""
+    """Return True if the indexed version `known` has nothing that the version `born` has erased."""
     (made, _, erasures), (now, _, wanted) = known.partition(" "), born.partition(" ")
     return made == now and int(erasures or 0) >= int(wanted or 0)
 
 
 @contextmanager
 def _alone_at(path: Path) -> Iterator[None]:
-    """Keep other processes from creating or replacing the file; raise `IndexUnusable`."""
+    """Prevent other processes from creating or replacing the file; raise `IndexUnusable`."""
     beside, give_up = path.with_name(f".{path.name}.lock"), time.monotonic() + ALONE_SECONDS
     with ExitStack() as stack:
         while True:
@@ -288,7 +289,7 @@ def _create(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def _commit(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commit all changes, or none if an error is raised."""
+    """Commit all changes; if an error is raised, commit none of them."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -299,9 +300,9 @@ def _commit(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 COUNTED = 10_000
-"""How many turns with a word are counted; a more frequent word counts as being in all turns."""
+"""How many turns are counted per word; a more frequent word counts as being in every turn."""
 LOOKED_AT = 400
-"""How many words are compared with a word that does not occur."""
+"""How many words are compared with a word that occurs nowhere."""
 
 
 class IndexReader:
@@ -350,14 +351,14 @@ class IndexReader:
         self._lock.release()
 
     def _places(self, condition: str, limit: int) -> list[int]:
-        # All in one row: each step of SQLite releases the interpreter lock, so a thousand steps
+        # All in one row: SQLite releases the interpreter lock at each step, so a thousand rows
         # would wait a thousand times for a busy event loop.
         rows = (
             "SELECT rowid - ? AS place FROM said WHERE said MATCH ? AND rowid BETWEEN ? AND ? "
             "ORDER BY rowid DESC LIMIT ?"
         )
         values = (self._first, condition, self._first, self._last, limit)
-        found: list[int] = self._listed(f"SELECT json_group_array(place) FROM ({rows})", values)  # noqa: S608 - our own words
+        found: list[int] = self._listed(f"SELECT json_group_array(place) FROM ({rows})", values)  # noqa: S608 - built from constants only
         return found
 
     def _listed(self, sql: str, values: Sequence[Any]) -> Any:
@@ -373,7 +374,7 @@ class IndexReader:
         return self._places(f"{_quoted(word)} AND ({either})", limit)
 
     def count(self, word: str) -> int:
-        """Return how many turns have this word, counted up to a limit."""
+        """Return how many turns have this word, counting up to a limit."""
         sql = (
             "SELECT count(*) FROM (SELECT 1 FROM said WHERE said MATCH ? "
             "AND rowid BETWEEN ? AND ? LIMIT ?)"
@@ -402,19 +403,19 @@ class IndexReader:
         return found
 
     def traits(self, places: Iterable[int]) -> dict[int, Traits]:
-        """Return the traits of these turns; missing turns are skipped."""
+        """Return the traits of these turns; skip missing turns."""
         found = self._turns("row - ?, seq, who, role, length, marks, year, month", places)
         return {turn[0]: Traits(*turn) for turn in found}
 
     def entries(self, places: Iterable[int]) -> dict[int, Entry]:
-        """Return the entries at these places; missing entries are skipped."""
+        """Return the entries at these places; skip missing entries."""
         found = self._turns("row - ?, seq, entry", places)
         return {place: Entry.from_dict(json.loads(text), seq=seq) for place, seq, text in found}
 
     def _turns(self, columns: str, places: Iterable[int]) -> list[list[Any]]:
         wanted = json.dumps([self._first + place for place in places if place >= 0])
         sql = (
-            f"SELECT json_group_array(json_array({columns})) FROM turn "  # noqa: S608 - our own words
+            f"SELECT json_group_array(json_array({columns})) FROM turn "  # noqa: S608 - built from constants only
             "WHERE row IN (SELECT value FROM json_each(?)) AND row BETWEEN ? AND ?"
         )
         found: list[list[Any]] = self._listed(sql, (self._first, wanted, self._first, self._last))
@@ -426,7 +427,7 @@ def _quoted(word: str) -> str:
 
 
 PLACES = 32
-"""How many bits of a row number give the place in the session; the others give the session."""
+"""How many bits of a row number give the place within the session; the rest give the session."""
 TOOL_CHARS = 2000
 """How many characters of a tool's arguments or result are indexed."""
 
@@ -538,7 +539,7 @@ def forget(connection: sqlite3.Connection, number: int, seqs: set[int] | None) -
 
 
 def said_in(entry: Entry) -> str:
-    """Return an entry's searchable text; or "" for reasoning and recall results."""
+    """Return an entry's searchable text, or "" for reasoning and recall results."""
     content = entry.content
     if entry.type == MESSAGE:
         said = (str(content.get("text") or ""), other_words(entry))

@@ -1,7 +1,7 @@
-"""Rank turns by how well they answer a query, by words, speakers, neighbours and kind.
+"""Rank turns by how well they answer a query, using words, speakers, neighbours and kind.
 
-This module is pure: it sees an index only through a reader. No step reads more than a fixed number
-of rows, however long the conversation is.
+This module does no I/O: it sees an index only through a reader. However long the conversation is,
+no step reads more than a fixed number of rows.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 MOST_ROWS = 400
 """How many rows are read per word; a more frequent word only adds weight to other matches."""
 CANDIDATES = 40
-"""How many turns are scored in detail, with their neighbours."""
+"""How many turns are scored in detail, together with their neighbours."""
 
 LENGTH = 0.35
 """How much more of the query a long turn must contain than a short one."""
 SATURATION = 1.2
 BESIDE = {-1: 0.25, 1: 0.15, -2: 0.08, 2: 0.05}
-"""The weight of a word found only in a neighbouring turn, by its distance."""
+"""The weight of a word found only in a neighbouring turn, by that turn's distance."""
 ASKED = 0.6
 """The weight of a word found in the question that a turn answers."""
 COVERED = 0.35
@@ -44,7 +44,7 @@ ASKING = 0.7
 TOOL = 0.8
 """The factor for a tool's arguments and result."""
 NAMED = 0.3
-"""The weight of a speaker's name as a word, since people use it to address the speaker."""
+"""The weight of a speaker's name as a word; low, because people use it to address the speaker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Traits:
 
 @dataclass(slots=True)
 class Matches:
-    """The words found in each turn, with one bit per word."""
+    """The words found in each turn, as one bit per word."""
 
     weights: list[float] = field(default_factory=list)
     bits: dict[int, int] = field(default_factory=dict)
@@ -96,7 +96,7 @@ def ranked(
 ) -> list[tuple[int, float]]:
     """Return the places and scores of the best turns, best first.
 
-    `allows` is called with an entry's number, and returns True if the entry may be returned.
+    `allows` takes an entry's number and returns True if the entry may be returned.
     """
     if not rows.total:
         return []
@@ -142,7 +142,7 @@ def _match(
 
 
 def _match_near(word: str, weight: float, rows: IndexReader, matches: Matches) -> None:
-    """Match similar words, because a word that never occurs may be a typo or an inflected form."""
+    """Match similar words, because a word that occurs nowhere may be misspelt or inflected."""
     found = {place for near in rows.near(word) for place in rows.having(near, MOST_ROWS)}
     if found:
         matches.add(sorted(found), weight * _rarity(len(found), rows.total) / 2)

@@ -1,4 +1,4 @@
-"""Decide when a summary may be requested: waiting sessions, a daily budget, and breakers."""
+"""Decide when a summary may be requested, using a waiting list, a daily budget and breakers."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from nanoloop.protocols import Usage
 from nanoloop.session.session import Session
 
 Why = Literal["failure", "breaker", "budget", "small"]
-"""Why a session waits: a recent failure, no model available, the day's budget spent, or a text that
-is still shorter than the summary.
+"""Why a session waits: a recent failure, no available model, no budget left, or too little text.
+
+Text that is still shorter than the summary is too little.
 """
 
 SESSIONS_LIMIT = 1000
-"""How many sessions that wait are kept in memory."""
+"""How many waiting sessions are kept in memory."""
 FAILURES_LIMIT = 10_000
 """How many sessions' failures are remembered."""
 RETRY_SECONDS = 5
-"""How long to wait after a failed call; doubled with each further failure."""
+"""The delay after a failed call; it doubles with each further failure."""
 RETRY_LIMIT_SECONDS = 600
-"""The longest wait after a failure."""
+"""The longest delay after a failure."""
 PATIENCE_SECONDS = 6 * 3600
 """The longest pause between two attempts without a new message.
 
-It is long, so that a text which no model accepts isn't paid for every few minutes.
+It is long, so that a text that no model accepts isn't paid for every few minutes.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A session that waits for its summary."""
+    """A session that is waiting for its summary."""
 
     session_id: str
     known: ReferenceType[Session]
@@ -57,17 +58,17 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """How often a session's summary failed in a row, and when to retry."""
+    """How often in a row a session's summary failed, and when to retry it."""
 
     count: int
     until: float
     """The earliest time for a retry."""
     wake_at: float
-    """The time to retry even without a new message; the delay grows with each failure."""
+    """When to retry even without a new message; the delay grows with each failure."""
 
 
 class Schedule:
-    """The sessions that wait for a summary, longest waiting first, and when each is due."""
+    """The sessions that are waiting for a summary, longest waiting first, and when each is due."""
 
     def __init__(
         self,
@@ -82,11 +83,11 @@ class Schedule:
     # Waiting sessions
 
     def waiting(self, session_id: str) -> Waiting | None:
-        """Return this session's record if it is waiting, else None."""
+        """Return this session's record if it is waiting, otherwise None."""
         return self._waiting.get(session_id)
 
     def waiting_for(self, why: Why) -> list[Waiting]:
-        """Return the sessions that wait for this reason."""
+        """Return the sessions that are waiting for this reason."""
         return [waiting for waiting in self._waiting.values() if waiting.why == why]
 
     def due(self) -> list[Waiting]:
@@ -96,21 +97,21 @@ class Schedule:
 
     @property
     def next_due(self) -> float | None:
-        """The time at which the first waiting session is due, or None."""
+        """When the first waiting session is due, or None."""
         return min((waiting.due for waiting in self._waiting.values()), default=None)
 
     @property
     def counts(self) -> Mapping[Why, int]:
-        """How many sessions wait for each reason."""
+        """The number of sessions waiting for each reason."""
         return Counter(waiting.why for waiting in self._waiting.values())
 
     async def changed(self) -> None:
-        """Wait until another session has been added."""
+        """Wait until another session is added."""
         await self._changed.wait()
         self._changed = anyio.Event()
 
     def postpone(self, session: Session, why: Why, due: float) -> None:
-        """Make a session wait; announce this unless it already waited for the same reason."""
+        """Make a session wait; announce this unless it was already waiting for the same reason."""
         now = self._clock()
         before = self._waiting.get(session.id)
         self._waiting[session.id] = Waiting(
@@ -123,7 +124,7 @@ class Schedule:
         )
         self._changed.set()
         is_new = before is None or before.why != why
-        if is_new and why != "failure":  # the failure was already announced
+        if is_new and why != "failure":  # the failure has already been announced
             seconds = round(due - now, 3)
             with about(session_id=session.id):
                 announce(SummaryPostponed(reason=why, seconds=seconds))
@@ -145,16 +146,16 @@ class Schedule:
         return failures is not None and self._clock() < failures.until
 
     def rest(self, session: Session) -> None:
-        """Make a session that failed recently wait longer."""
+        """Make a session wait longer because it failed recently."""
         self.postpone(session, "failure", self._failures[session.id].wake_at)
 
     def failed(self, session: Session) -> Failures:
-        """Record a failure, and make the session wait longer after each one."""
+        """Record a failure, which makes the session wait longer than the one before."""
         before = self._failures.get(session.id)
         count = before.count + 1 if before else 1
         doubled = RETRY_SECONDS * 2.0 ** min(count - 1, 30)
         rest = min(doubled, RETRY_LIMIT_SECONDS)
-        # Randomised, so that not all sessions retry at the same moment.
+        # Random, so that not all sessions retry at the same moment.
         until = self._clock() + rest * random.uniform(0.5, 1)  # noqa: S311 - jitter, not a secret
         wake_at = until + max(0, min(doubled, PATIENCE_SECONDS) - rest)
         failures = Failures(count=count, until=until, wake_at=wake_at)
@@ -188,7 +189,7 @@ def local_now() -> datetime:
 
 
 class Budget:
-    """Counts a day's tokens; without a limit there is always room.
+    """Counts a day's tokens; without a limit, there is always room.
 
     If `kept_in` is a file, the count survives a restart, and several processes share the budget.
     """
@@ -206,11 +207,11 @@ class Budget:
         self._day = now().date()
         self._spent = Spent()
         self._seen: tuple[int, int] | None = None
-        """The file's identity and time when it was last read."""
+        """The file's identity and modification time when it was last read."""
 
     @property
     def spent_today(self) -> Spent:
-        """The usage since midnight; without a file, only what this process has used."""
+        """The usage since midnight; without a file, that of this process only."""
         if self._now().date() != self._day:
             self._day, self._spent = self._now().date(), Spent()
         self._look()
@@ -282,9 +283,9 @@ class Budget:
 BreakerState = Literal["closed", "open", "half-open"]
 
 FAILURES = 3
-"""How many failures in a row, in whichever sessions, open the breaker."""
+"""How many consecutive failures, in any sessions, open the breaker."""
 BREAKER_SECONDS = 60
-"""How long an open breaker blocks calls before a single call tests the model."""
+"""How long an open breaker blocks calls before it lets one through to test the model."""
 
 
 class Breaker:
@@ -303,14 +304,14 @@ class Breaker:
 
     @property
     def state(self) -> BreakerState:
-        """The breaker's state: `open` blocks every call, `half-open` allows the next one."""
+        """The breaker's state: `open` blocks every call, `half-open` allows one."""
         if self._open_until is None:
             return "closed"
         return "open" if self._clock() < self._open_until else "half-open"
 
     @property
     def admits_at(self) -> float:
-        """When the next call is allowed, by the breaker's clock; a past time means now."""
+        """When the next call is allowed, by the breaker's clock; a time in the past means now."""
         return self._open_until or 0
 
     def admit(self) -> bool:
@@ -318,7 +319,7 @@ class Breaker:
         if self.state == "open":
             return False
         if self._open_until is not None:
-            # Allow one call. If its result is never reported, another may be made later.
+            # Allow one call. If its result is never reported, another call is allowed later.
             self._open_until = self._clock() + BREAKER_SECONDS
         return True
 

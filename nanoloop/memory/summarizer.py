@@ -46,12 +46,12 @@ from nanoloop.writing import SessionWriter
 
 Callback = Callable[[str], Awaitable[None] | None]
 Opened = Callable[[str], Awaitable[Session]]
-"""Opens a session by its id; raises `SessionNotFound`."""
+"""Opens a session by its id, or raises `SessionNotFound`."""
 
 LEAST_PAUSE_SECONDS = 0.01
-"""The shortest pause between two checks for due sessions, whatever the clock says."""
+"""The shortest pause between two checks for due sessions, whatever the clock shows."""
 BATCH_CHARS = 24_000
-"""The most text in one call; a longer text takes several calls, one after the other."""
+"""The maximum length of text in one call; a longer text takes several successive calls."""
 IDLE_SECONDS = 600
 """How long a chat must be quiet before a text shorter than its summary is summarised."""
 READ_AHEAD = 200
@@ -63,25 +63,25 @@ T = TypeVar("T")
 
 @dataclass(eq=False, repr=False)
 class Summarizer:
-    """Summarises sessions in tasks of its own, which run only inside `async with`.
+    """Summarises sessions in its own background tasks, which run only inside `async with`.
 
-    Without `async with`, as in a script, it manages its tasks itself: nothing cancels them, and
-    nothing retries the sessions that must wait.
+    Outside `async with`, as in a script, it manages its tasks itself: nothing cancels them, and
+    nothing retries sessions that have to wait.
     """
 
     provider: Provider
     model: str | None = None
     _: KW_ONLY
     store: Store | None = None
-    """The store that contains the sessions; a loop provides its own."""
+    """The store that contains the sessions; a loop sets its own."""
     fallback_model: str | None = None
     timeout_seconds: float = defaults.SUMMARY_TIMEOUT_SECONDS
     batch_chars: int = BATCH_CHARS
     daily_tokens: int | None = None
     spent_file: Path | None = None
-    """If set, the count of a day's tokens survives a restart."""
+    """If this file is set, the count of a day's tokens survives a restart."""
     idle_seconds: float | None = None
-    """How long a text shorter than the summary waits for more."""
+    """How long a text that is shorter than the summary waits for more text."""
     max_concurrent: int = 16
     prompt: str = PROMPT
     """The instructions for the model."""
@@ -125,7 +125,7 @@ class Summarizer:
         return await group.__aexit__(*exc)  # type: ignore[arg-type]
 
     def keep_in(self, writer: SessionWriter, *, opened: Opened) -> None:
-        """Use the loop's store and sessions, unless another store was given."""
+        """Use the loop's store and sessions unless another store was given."""
         if self.store in {None, writer.store}:
             self.store, self._writes, self._open = writer.store, writer, opened
 
@@ -136,30 +136,30 @@ class Summarizer:
 
     @property
     def running(self) -> int:
-        """How many sessions are being summarised."""
+        """The number of sessions that are being summarised."""
         return len(self._folded_now)
 
     @property
     def working_beside(self) -> int:
-        """How many sessions have other work running, such as a resize."""
+        """The number of sessions that have other work running, such as a resize."""
         return len(self._worked_beside)
 
     def is_resting(self, session_id: str) -> bool:
-        """Return True if this session's summary failed recently and is not retried yet."""
+        """Return True if this session's summary failed recently and is not being retried yet."""
         return self._schedule.is_resting(session_id)
 
     def waits_for(self, session_id: str) -> Why | None:
-        """Return why this session's summary must wait, or None."""
+        """Return why this session's summary has to wait, or None."""
         waiting = self._schedule.waiting(session_id)
         return waiting.why if waiting else None
 
     def spent_today(self) -> Spent:
-        """Return the calls and tokens since midnight, or since the start without a file."""
+        """Return the calls and tokens used since midnight; without a file, since the start."""
         return self._budget.spent_today
 
     @property
     def waiting(self) -> Mapping[Why, int]:
-        """How many sessions are waiting, by reason."""
+        """The number of sessions waiting for each reason."""
         return self._schedule.counts
 
     @property
@@ -179,10 +179,10 @@ class Summarizer:
     ) -> bool:
         """Start summarising pending entries; return False if nothing was started.
 
-        If `summary_in_progress` is already set, only its claimant may start the summary, by passing
-        what was evicted. A session has one task, which also summarises entries evicted while it
-        runs. `force` ignores backoff and small amounts; `focus` tells the model what to keep in
-        mind.
+        If `summary_in_progress` is already set, only the caller that set it may start the summary,
+        by passing what was evicted. A session has one task, which also summarises entries evicted
+        while it runs. `force` ignores the backoff and summarises even small amounts; `focus` tells
+        the model what to keep in mind.
         """
         if session in self._folded_now:
             return False
@@ -216,7 +216,7 @@ class Summarizer:
         return len(evicted) if did_trim or did_start else None
 
     def summarize_idle(self, after_seconds: float = 0) -> int:
-        """Summarise waiting texts in chats that are now quiet; return how many were started."""
+        """Summarise pending texts in chats that are now quiet; return how many were started."""
         quiet_since = self.clock() - after_seconds
         idle = [w for w in self._schedule.waiting_for("small") if w.since <= quiet_since]
         return self._start_waiting(idle)
@@ -293,7 +293,7 @@ class Summarizer:
     def _has_to_wait(
         self, session: Session, batch: Sequence[Entry] = (), *, even_small: bool = False
     ) -> bool:
-        """Return True if the session must wait, as far as is known without a `batch`."""
+        """Return True if the session has to wait; without a `batch`, judge by the last check."""
         rest = self._writer.rest
         if rest is None and not even_small and self._is_small(session, batch):
             rest = "small", self.clock() + (self.idle_seconds or 0)
@@ -302,9 +302,9 @@ class Summarizer:
         return rest is not None
 
     def _is_small(self, session: Session, batch: Sequence[Entry]) -> bool:
-        """Return True if there is less text than the summary has, so that more should arrive first.
+        """Return True if the pending text is still shorter than the summary, and so should wait.
 
-        Pending text is thus never longer than the summary, and waits only while the chat is active.
+        So pending text is never longer than the summary, and waits only while the chat is active.
         """
         if self.idle_seconds is None or self._group is None:  # nothing would retry it
             return False
@@ -371,7 +371,7 @@ class Summarizer:
             self.fire_and_forget(session, force=True)
 
     async def _fold_batch(self, session: Session, epoch: int, even_small: bool, focus: str) -> bool:
-        """Summarise one batch; return False if the rest must wait."""
+        """Summarise one batch; return False if the rest has to wait."""
         started = self.clock()
         try:
             batch = await self._next_batch(session)
@@ -391,7 +391,7 @@ class Summarizer:
         announce(SummaryFailed(reason=reason, seconds=seconds))
         self._schedule.failed(session)
 
-    # One batch: if a step raises, nothing has changed
+    # One batch: if a step raises an error, nothing has changed.
 
     async def _next_batch(self, session: Session) -> list[Entry]:
         """Return the oldest pending entries, as many as fit into one call."""

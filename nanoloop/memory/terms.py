@@ -43,7 +43,7 @@ _PHRASES = """
 언제 어디 누구 무엇 무슨 어떤 어떻게 얼마 몇 입니까 습니까 인가요 나요 했어 였어 이야
 """
 PHRASES = tuple(sorted(set(_PHRASES.split()), key=len, reverse=True))
-"""Phrases that a query ignores, in scripts without spaces; longest first."""
+"""Phrases that a query ignores, in scripts without spaces; the longest come first."""
 
 FUNCTION_SIGNS = frozenset(
     "的了是在我你您他她它们這这那有和与與也都就不没沒吗嗎呢吧啊呀么麼把被让對对给給跟从從到"
@@ -86,7 +86,7 @@ ONE_FORM = {
     for forms in _FORMS.replace("\n", "|").split("|")
     for form in forms.split()[1:]
 }
-"""Forms that stemming misses: "went" becomes "go", "children" "child", and "mom" "mother"."""
+"""Forms that stemming misses: "went" becomes "go", "children" becomes "child" and so on."""
 
 MONTHS = {
     name: number
@@ -115,13 +115,13 @@ SECOND_PERSON = frozenset(["you", "your", "yours", "yourself", "你", "您"])
 
 
 MOST_WORDS = 32
-"""How many of a query's words are searched for, starting with the first."""
+"""How many of a query's words are searched for, counted from the first."""
 
 _UNSPACED = (
     "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     "\uac00-\ud7a3\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\U00020000-\U0003ffff"
 )
-"""Scripts without spaces or (Korean) with attached particles; each character pair is a word."""
+"""Scripts without spaces, and Korean with its attached particles; each character pair is a word."""
 _LETTER = rf"[^\W_{_UNSPACED}]"
 _PIECE = re.compile(rf"([{_UNSPACED}]+)|(\d+(?:[.:/-]\d+)+)|({_LETTER}+(?:['\u2019]{_LETTER}+)*)")
 _NUMBER_AND_SIGN = re.compile(rf"(\d+)([{_UNSPACED}])")
@@ -153,7 +153,7 @@ _ASKS_AMOUNT = re.compile(
     r"\bhow (?:many|much|long|old|often|far|tall|big)\b|\bwie ?viele?\b|\bcombien\b|\bcuánt|"
     r"多少|几|幾|多久|多大|いくつ|いくら|何人|얼마|몇"
 )
-_SENTENCE = re.compile(r"[^.!?。！？\n]+[.!?。！？\n]*")  # noqa: RUF001 - sentences end so
+_SENTENCE = re.compile(r"[^.!?。！？\n]+[.!?。！？\n]*")  # noqa: RUF001 - Chinese punctuation
 _YEAR = re.compile(r"(?<!\d)((?:19|20)\d\d)(?!\d)")
 _MONTH_SIGN = re.compile(r"(?<!\d)(1[0-2]|0?[1-9])[月월]")
 
@@ -162,7 +162,7 @@ TELLS_TIME, TELLS_AMOUNT, ONLY_ASKS, IS_TOOL = 1, 2, 4, 8
 
 
 def plain(text: str) -> str:
-    """Normalise a text for comparison: a single width, lower case, and no accents."""
+    """Normalise a text for comparison: one character width, lower case, no accents."""
     if text.isascii():
         return text.lower()
     text = unicodedata.normalize("NFKC", text).casefold()
@@ -178,7 +178,7 @@ def _unaccented(sign: str) -> str:
 
 
 def words_of(text: str) -> list[str]:
-    """Return a text's distinct words, in order; in scripts without spaces, characters and pairs."""
+    """Return a text's distinct words in order; without spaces, its characters and pairs of them."""
     return list(dict.fromkeys(_words(_THOUSANDS.sub("", plain(text)))))
 
 
@@ -204,7 +204,7 @@ def pairs_of(run: str) -> list[str]:
 
 @lru_cache(maxsize=16_384)
 def _forms(word: str) -> tuple[str, ...]:
-    """Return the base forms of a word, without clitics attached by an apostrophe."""
+    """Return the base forms of a word, without any clitic attached by an apostrophe."""
     parts = re.split("['\u2019]", word)
     if len(parts) > 1:
         parts = [part for part in parts if len(part) > 1 and part not in _CLITICS]
@@ -226,7 +226,7 @@ def marks_of(text: str) -> int:
 
 
 def _only_asks(text: str) -> bool:
-    """Return True if a text contains only questions, apart from a word or two."""
+    """Return True if a text consists of questions, apart from a word or two."""
     if "?" not in text:
         return False
     told = (part for part in _SENTENCE.findall(text) if "?" not in part)
@@ -279,7 +279,7 @@ def _counted(text: str) -> dict[str, float]:
 
 
 def _signs(run: str) -> Iterator[tuple[str, float]]:
-    """Weigh pairs most, single characters a little, and grammatical characters hardly at all."""
+    """Give pairs the most weight, single characters a little, and grammatical ones hardly any."""
     for pair in pairs_of(run):
         served = sum(sign in FUNCTION_SIGNS for sign in pair)
         yield pair, (1.0, 0.35, 0.1)[served] if not _HIRAGANA.fullmatch(pair) else 0.3

@@ -1,4 +1,4 @@
-"""Ask a model for a summary, and reject answers that aren't one."""
+"""Ask a model for a summary, and reject answers that are not summaries."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
 from nanoloop.session.speech import is_told_apart, passages_of
 
 MAX_WORDS = 200
-"""The most words in a summary."""
+"""The maximum number of words in a summary."""
 SMALL_WORDS = 150
-"""The most words in a small model's notes. A small model drops or repeats older notes when it
-rewrites them, so new notes are appended until the notes are longer than this.
+"""The maximum number of words in a small model's notes.
+
+A small model drops or repeats older notes when it rewrites them, so new notes are appended until
+the notes become longer than this.
 """
 PROMPT = f"""\
 You keep the memory of a conversation. Its oldest messages are about to leave the window, and
@@ -79,7 +81,7 @@ _TEMPLATE = re.compile(r"<(?=[|\uff5c])")
 def summary_request(
     lines: Iterable[str], previous: str, *, focus: str = "", prompt: str = PROMPT
 ) -> list[dict[str, Any]]:
-    """Return the two messages of a summary call: instructions, then old summary and transcript."""
+    """Return a summary call's two messages: instructions, and old summary with transcript."""
     blocks = []
     if previous:
         blocks.append(f"Previous summary:\n{_unmarked(previous)}\n{_END_OF_SUMMARY}")
@@ -93,9 +95,9 @@ def summary_request(
 
 
 def calls_of(said: Iterable[Entry | Mapping[str, Any]], *, chars: int) -> list[list[str]]:
-    """Split what is to be summarised into the lines for each call; return at least one call.
+    """Split the text to summarise into the lines for each call; return at least one call.
 
-    A line that is too long for one call is split, and nothing is left out.
+    A line that is too long for one call is split; nothing is left out.
     """
     calls: list[list[str]] = []
     room = 0
@@ -121,7 +123,7 @@ def _pieces(line: str, chars: int) -> list[str]:
 def lines_of(said: Iterable[Entry | Mapping[str, Any]]) -> list[str]:
     """Return a `role: content` line for each text in a message, without system texts and reasoning.
 
-    Further lines of a text begin with `| `, so that none can look like another speaker's.
+    Further lines of a text begin with `| `, so that none can look like another speaker's line.
     """
     return [_unmarked(line) for entry in _entries(said) for line in _lines(entry)]
 
@@ -150,7 +152,7 @@ def _lines(entry: Entry) -> Iterator[str]:
 
 
 def _name(name: Any) -> str:
-    """Return the name on one line and without colons."""
+    """Return the name on one line, without colons."""
     return " ".join(str(name).replace(":", " ").split())[:NAME_LIMIT]
 
 
@@ -161,13 +163,13 @@ def _shortened(text: str) -> str:
 
 
 def _unmarked(text: str) -> str:
-    """Return the text, changed so that no part can look like a mark, a speaker or a template."""
+    """Return the text, changed so that no part looks like a marker, a speaker or a template."""
     text = _ROLE.sub("\n| ", _LINE_BREAK.sub("\n", text))
     return _TEMPLATE.sub("< ", _MARK.sub("==", text))
 
 
 def batches(entries: Sequence[Entry], *, chars: int) -> list[list[Entry]]:
-    """Split the entries into batches whose lines fit; an entry that is too long is one batch."""
+    """Split the entries into batches whose lines fit into one call, or that have only one entry."""
     parts: list[list[Entry]] = []
     room = 0
     for entry in entries:
@@ -186,7 +188,7 @@ def line_size(entry: Entry) -> int:
 
 
 LEAST_CHARS = 1000
-"""The lowest limit for the characters in a call, however short the model's context seems."""
+"""The smallest limit on characters per call, however short the model's context seems to be."""
 _ABOUT_THE_TEXT = (AnswerRefused, ContextTooLong)
 """Failures that don't indicate a problem with the model."""
 
@@ -204,7 +206,7 @@ class Written:
 
 
 class SummaryWriter:
-    """Writes summaries with the configured models; raises `ProviderError` if none answers."""
+    """Writes summaries with the configured models; raises `ProviderError` if no model answers."""
 
     def __init__(
         self,
@@ -223,7 +225,7 @@ class SummaryWriter:
         self._budget = budget
         self._clock = clock
         self.chars = chars
-        """The most characters in one call; lowered when the model rejects a longer call."""
+        """The maximum number of characters per call; lowered if the model rejects a longer call."""
         self._breakers = {model: Breaker(model or "", clock=clock) for model in models}
 
     @property
@@ -233,7 +235,7 @@ class SummaryWriter:
 
     @property
     def rest(self) -> tuple[Why, float] | None:
-        """Why no call may be made now, and until when; None if one may be made."""
+        """Why no call may be made now, and until when; None if a call may be made."""
         if not self._budget.has_room:
             return "budget", self._clock() + self._budget.seconds_to_midnight
         if all(breaker.state == "open" for breaker in self._breakers.values()):
@@ -241,7 +243,7 @@ class SummaryWriter:
         return None
 
     async def write(self, said: Said, previous: str, *, focus: str = "") -> Written:
-        """Summarise what was said, together with the previous summary."""
+        """Summarise the messages together with the previous summary."""
         said = list(said)
         written = Written()
         chars = self.chars
@@ -253,7 +255,7 @@ class SummaryWriter:
                     raise
                 chars = max(LEAST_CHARS, chars // 2)
             else:
-                self.chars = min(self.chars, chars)  # learnt only if a smaller call helped
+                self.chars = min(self.chars, chars)  # recorded only if a smaller call helped
                 return written
 
     async def _folded(
@@ -269,7 +271,7 @@ class SummaryWriter:
         return text
 
     async def _asked(self, request: list[dict[str, Any]], written: Written) -> str:
-        """Return the first answer from the models in order; "" if there is nothing to report."""
+        """Return the first answer that a model gives; "" if there is nothing to report."""
         failure: ProviderError | None = None
         for model, breaker in self._breakers.items():
             if not breaker.admit():
@@ -310,7 +312,7 @@ class SummaryWriter:
 
 
 def _usage(reply: Reply, request: list[dict[str, Any]]) -> Usage:
-    """Return the provider's count or, without one, a rough estimate, so that budgets still work."""
+    """Return the provider's count, or else a rough estimate, so that budgets always work."""
     if reply.usage.tokens_in or reply.usage.tokens_out:
         return reply.usage
     asked = json.dumps(request, ensure_ascii=False)
@@ -324,7 +326,7 @@ _INSTRUCTIONS = [
     if len(line) > 60  # noqa: PLR2004 - too long to be written by chance
 ]
 REPEATED_LINES = 2
-"""An answer with this many lines of the instructions is a copy of them."""
+"""How many lines of the instructions an answer must repeat to count as a copy of them."""
 
 
 def accepted(reply: Reply) -> str:
@@ -371,18 +373,18 @@ def says_nothing(text: str) -> bool:
 
 
 def clipped(text: str, *, max_words: int) -> str:
-    """Shorten the text to the limit, after the last whole sentence that fits if possible."""
+    """Shorten the text to the limit, if possible after the last whole sentence that fits."""
     text = text.strip()
     end = _end_of_words(text, max_words)
     if end >= len(text):
         return text
     head = text[:end]
-    stop = max(head.rfind(mark) for mark in ".!?。！？\n")  # noqa: RUF001 - sentences end so in Chinese
+    stop = max(head.rfind(mark) for mark in ".!?。！？\n")  # noqa: RUF001 - Chinese punctuation
     return head[: stop + 1].strip() if stop > end // 2 else head.rstrip() + "…"
 
 
 def _end_of_words(text: str, max_words: int) -> int:
-    """Return where the limit is reached; in scripts without spaces, two characters are a word."""
+    """Return where the text reaches the limit; without spaces, two characters count as a word."""
     spent = 0.0
     in_word = False
     for index, character in enumerate(text):

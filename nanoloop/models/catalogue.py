@@ -76,7 +76,7 @@ class Model:
     sources: tuple[Wheels | Address, ...]
     """The sources to try, in order."""
     typed: str = ""
-    """What the user typed to get the model, if that is not the model's name."""
+    """What the user typed to choose the model, if that is not the model's name."""
 
     @property
     def file(self) -> str:
@@ -85,12 +85,12 @@ class Model:
 
     @property
     def running_bytes(self) -> int:
-        """Roughly how much memory the model takes while answering."""
+        """Roughly how much memory the model uses while it answers."""
         return (self.size_bytes or 0) + _BESIDE_BYTES
 
 
 _BESIDE_BYTES = 700_000_000
-"""Memory needed in addition to the file, for computing and for two short conversations."""
+"""Memory needed besides the file, for computing and for two short conversations."""
 SMALLEST = Model(
     name="smollm2-135m",
     about="tiny: for tests, not for conversation",
@@ -151,7 +151,7 @@ FROM_HUB = Model(
     ),
 )
 WORTHWHILE = (FROM_HUB, FROM_INDEX)
-"""The models that are good enough for a conversation, better ones first."""
+"""The models that are good enough for a conversation, best first."""
 CATALOGUE = (SMALLEST, FROM_INDEX, FROM_HUB)
 _BY_NAME = {model.name: model for model in CATALOGUE}
 
@@ -169,7 +169,7 @@ def find(name: str) -> Model:
 
 
 def at(url: str, sha256: str | None = None) -> Model:
-    """Return the model file at a URL, named after the file; raises `ModelError`."""
+    """Return a model for the file at this URL, named after the file; raises `ModelError`."""
     file = PurePosixPath(urlsplit(url).path).name
     if not file.endswith(SUFFIX) or file.startswith("."):
         raise ModelError(f"{url!r} is not a model file: its name must end with {SUFFIX}")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 TRIES = 4
-"""The download gives up after this many lost connections in a row that brought no data."""
+"""The download gives up after this many lost connections in a row without any data."""
 PAUSE_SECONDS = 1.0
 """How long to wait after a lost connection; the delay grows each time."""
 REDIRECTS = 20
@@ -83,8 +83,8 @@ async def fetch(
 ) -> Path:
     """Return the model's file in this folder, downloading it if necessary; raises `ModelError`.
 
-    A partial download is kept after a failure or an interruption, and the next call resumes it. If
-    two callers download the same file, in one process or two, the second waits for the first.
+    After a failure or an interruption, the partial download is kept, and the next call resumes it.
+    If two callers download the same file, in one process or two, the second waits for the first.
     """
     model = find(model) if isinstance(model, str) else model
     path = folder / model.file
@@ -305,8 +305,8 @@ async def _download(requirement: str, folder: Path, tell: Callable[[int], None])
     folder = Path.cwd() / folder
     adds = {"TMPDIR": str(folder)}
     words = pip_command(requirement, folder)
-    # uv reads settings from the folder in which it starts, and the current folder may contain
-    # anyone's.
+    # uv reads settings from the folder in which it starts, and anyone may have put a file into the
+    # current folder.
     cwd = folder if "--target" in words else None
     async with anyio.create_task_group() as group:
         group.start_soon(_watch, folder, tell, name="watch")

@@ -29,7 +29,7 @@ FINISH_REASONS: Mapping[str, FinishReason] = {
 FAILURES = {"abort", "aborted", "cancelled", "canceled", "error", "failed", "failure"}
 """Finish reasons that mean the answer failed, even if text arrived."""
 MOST_TOKENS = 100_000_000
-"""No request has this many tokens, so a larger count is invalid."""
+"""No request has this many tokens, so a larger count must be invalid."""
 NAME_CHARS = 256
 _MODEL = re.compile(r"[\w.:/@+-]{1,256}")
 """The allowed form of a model's name, which is shown to people and logged."""
@@ -58,7 +58,7 @@ class AnswerLimits:
     stream_bytes: int = 50_000_000
     """The limit on a streamed answer, including all protocol data."""
     stops_repeats: bool = False
-    """Whether to cut off an answer when it starts to repeat itself, as small models do."""
+    """Whether to cut off an answer that starts to repeat itself, as those of small models do."""
 
 
 class PartialAnswer:
@@ -100,9 +100,9 @@ class PartialAnswer:
         self.is_full = self.is_full or self._thinking.is_full
 
     def call(self, index: int | None, call_id: str, name: str, arguments: str) -> None:
-        """Add a piece of a tool call; pieces of one call share an index or follow each other.
+        """Add a piece of a tool call; pieces of the same call share an index or follow each other.
 
-        Some servers give every call the index 0, or none, so a new id means a new call.
+        Some servers give every call the index 0, or no index, so a new id means a new call.
         """
         known = self._calls[-1] if index is None and self._calls else self._by_index.get(index)
         if known is None or (call_id and call_id != known.said_id):
@@ -301,7 +301,7 @@ class Repeats:
         return None
 
     def _begin_of(self, begins: list[int]) -> int | None:
-        """Return the position of the phrase's second occurrence if there are too many."""
+        """Return where the phrase occurred for the second time, if it has occurred too often."""
         last = begins[-PHRASES:]
         gaps = [after - before for before, after in pairwise(last)]
         is_loop = len(set(gaps)) == 1 or max(gaps, default=0) <= NEAR_WORDS

@@ -60,7 +60,10 @@ class AnthropicProvider:
         options: Mapping[str, Any] | None = None,
         limits: AnswerLimits | None = None,
     ) -> None:
-        """`options` (such as `thinking`) are added to each request unchanged; None removes one."""
+        """Create the provider; `options` (such as `thinking`) are added to each request unchanged.
+
+        An option of None is left out.
+        """
         if find_spec("anthropic") is None:
             raise SettingsError(f"Anthropic's SDK is missing: {how_to_install('anthropic')}")
         self._model = model
@@ -152,7 +155,7 @@ class AnthropicProvider:
         headers: dict[str, Any] = dict.fromkeys(unsaid, anthropic.omit)
         headers |= {"Accept-Encoding": "identity", "User-Agent": "nanoloop"}
         if self._key and urlsplit(self._url).netloc != urlsplit(DEFAULT_BASE_URL).netloc:
-            headers["X-Api-Key"] = self._key  # for other servers, which expect it in this form
+            headers["X-Api-Key"] = self._key  # for other servers, which expect the key in this form
         client = anthropic.AsyncAnthropic(
             api_key=self._key or "none",
             webhook_key="",

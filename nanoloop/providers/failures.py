@@ -84,8 +84,9 @@ BAD_IMAGE = re.compile(
 )
 """Matches a message saying that an image can't be read."""
 LOOKED_AT = 500
-"""How many characters of a server's message are searched for words about images: later ones may
-quote the request.
+"""How many characters of a server's message are searched for words about images.
+
+Anything later may quote the request.
 """
 KEY_LIKE = re.compile(r"\b(sk|key)[-_][\w*.\-]{6,}|(Bearer|Basic) \S+")
 SHORT_TEXT = re.compile(r'"content":"([^"]{2,15})"')
@@ -97,18 +98,18 @@ SHOWN = 200
 READ = 2000
 """How many characters of each part of a server's message are examined."""
 RUN = 16
-"""Text that shares this many characters in a row with the request counts as quoting it."""
+"""A text that shares this many consecutive characters with the request counts as quoting it."""
 TRY_AGAIN = "try again in a moment"
 OTHER_MODEL = "choose another model"
 
 ADDRESS = "the address (base_url in the settings, or OPENAI_BASE_URL)"
-"""The setting to check if something other than the model's server answers."""
+"""The setting to check if the address leads to something other than the model's server."""
 CHECK_PROXY = "check HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A call, with the facts that its errors may mention and those they must not reveal."""
+    """A call, with the facts that its errors may mention and those that they must not reveal."""
 
     where: str
     """The base URL, without secrets."""
@@ -122,7 +123,7 @@ class Asked:
 
 
 class ServerSaid(Exception):
-    """The server sent an error object in place of an answer."""
+    """The server sent an error object instead of an answer."""
 
     def __init__(self, said: Mapping[str, Any]) -> None:
         super().__init__()
@@ -191,7 +192,7 @@ def out_of_credit(status: int | None, said: object) -> bool:
 
 
 def is_of_images(said: object) -> bool:
-    """Return whether the images are refused for good, so that a retry is pointless."""
+    """Return whether images are refused permanently, so that a retry is pointless."""
     words = _words_of_images(said)
     return any(known.search(words) for known in (MANY_IMAGES, NO_IMAGES, BAD_IMAGE))
 
@@ -289,7 +290,7 @@ def server_words(said: object) -> str:
 
 
 def _fit_to_show(asked: Asked, words: str) -> str:
-    """Return the server's message without secrets, or nothing if it quotes the request."""
+    """Return the server's message without secrets; "" if it quotes the request."""
     words = " ".join(words.split())
     if "<" in words:
         return ""

@@ -1,6 +1,6 @@
 """Calls a model server through its vendor's SDK, with time limits and retries.
 
-The SDK retries until an answer begins; later failures are retried here.
+Before an answer begins, the SDK retries failures; afterwards, this module does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nanoloop.providers import failures
 from nanoloop.providers.answer import AnswerLimits, PartialAnswer
 from nanoloop.providers.failures import Asked
 
-if TYPE_CHECKING:  # loaded in a thread, with the first call: it takes long
+if TYPE_CHECKING:  # loaded in a thread with the first call, because loading takes long
     import httpx2
 
     from nanoloop.providers.http import Patience
@@ -98,7 +98,7 @@ class HostedServer:
     """Sends requests to one server as bytes and returns its replies."""
 
     def __init__(self, url: str, path: str, *, make_sdk: MakeSDK, terms: Terms) -> None:
-        """`path` is the URL of the call, as the SDK's `post` takes it."""
+        """Create the object; `path` is the URL of the call, as the SDK's `post` expects it."""
         self._url = url
         self._path = path
         self._make_sdk = make_sdk
@@ -132,8 +132,8 @@ class HostedServer:
                 failure = error
             else:
                 return reply
-            # Raised outside of `except`, because the original error quotes the server and must not
-            # appear in a traceback.
+            # Raised outside of `except`: the original error quotes the server, so no traceback may
+            # show it.
             if not (patience.retries_left and call.may_be_made_again(failure)):
                 raise failure
             await anyio.sleep(_pause(tried))
@@ -288,7 +288,7 @@ class _HostedCall:
         except http.TooMuch:
             self._draft.cut()
         except http.ERRORS:
-            # The answer was complete before the connection broke.
+            # The answer was complete when the connection broke.
             if not self._draft.has_ended:
                 raise
         if not (self._draft.has_ended or self._draft.is_full):

@@ -216,7 +216,7 @@ async def _after(response: httpx2.Response) -> None:
             async for piece in _inflated(response, raw, REFUSAL_BYTES):
                 said += piece
         except (TooMuch, UnreadableAnswer):
-            """The part read so far is enough."""
+            """The part read so far is sufficient."""
     if (waits := patience.get()) is not None:
         waits.end()  # the server decides when to retry
     await raw.aclose()
@@ -337,7 +337,7 @@ def _inflater(encoding: str) -> Callable[[bytes], Iterable[bytes]]:
 
 
 class _Pace:
-    """Limits how long one answer is processed without a pause, and to half of the time overall."""
+    """Makes processing pause regularly, and take at most half of the time, for each answer."""
 
     def __init__(self) -> None:
         self._worked = 0.0
@@ -408,7 +408,7 @@ def failure(asked: Asked, error: Exception) -> ProviderError:
         return failures.turned_away(asked, proxy)
     after = error.response.headers.get("retry-after")  # type: ignore[attr-defined]
     failed = failures.refusal(asked, status=status, said=error.body, retry_after=after)  # type: ignore[attr-defined]
-    # Without encryption, the error may be the proxy's.
+    # Without encryption, the error may come from the proxy.
     may_be_proxy = isinstance(failed, ServerFailed) and asked.where.startswith("http:")
     return failures.through(proxy if may_be_proxy else None, failed)
 

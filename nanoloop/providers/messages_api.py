@@ -15,7 +15,7 @@ from nanoloop.session.chat import REASONING
 
 VENDOR = "anthropic"
 MAX_TOKENS = 16_000
-"""The token limit for an answer if the options set none; the thinking budget is added to it."""
+"""The token limit for an answer if the options set none; the thinking budget is added."""
 LOOKBACK = 20
 """How many blocks before a breakpoint the API searches for a cached prefix."""
 
@@ -27,12 +27,12 @@ _OWN_PARTS = {"image", "document"}
 """Parts that are already in this API's format and are sent unchanged."""
 _THOUGHTS = {"thinking", "redacted_thinking"}
 _FAILED = "Error: "
-"""The prefix of a failed tool's text (`result_text`)."""
+"""The prefix of a failed tool's text (see `result_text`)."""
 
 _UNSHOWN = "[an image that can't be shown]"
 _EMPTY = "[an empty message]"
 _EARLIER = "[the conversation began earlier]"
-"""Inserted at the start if a conversation does not begin with a user message, as it must."""
+"""Inserted at the start of conversations that don't begin with a user message."""
 
 Block = dict[str, Any]
 
@@ -126,9 +126,9 @@ def _choice(choice: Any, parallel: Any) -> dict[str, Any]:
 
 
 def _may_think(form: Mapping[str, Any], said: Sequence[Block]) -> bool:
-    """Return whether thinking can be enabled: a turn that began without it must end without it.
+    """Return whether thinking can be enabled: a turn that began without it has to end without it.
 
-    A turn lacks thinking if another vendor's model began it, or if the API refused its thinking.
+    A turn has no thinking if another vendor's model began it, or if the API refused its thinking.
     """
     if _mapping(form.get("thinking")).get("type") != "enabled":
         return True

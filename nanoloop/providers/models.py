@@ -1,4 +1,4 @@
-"""Combines all models in one provider, which calls each model's own vendor."""
+"""Combines all models in one provider, which calls the vendor of each model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class Models:
     """A provider for models from many vendors; each vendor's provider is created on first use."""
 
     def __init__(self, model: str, make: Make) -> None:
-        """`model` is used if a call names none; `make` may raise `SettingsError`."""
+        """Create the provider; `model` is used for calls that name none.
+
+        `make` may raise `SettingsError`.
+        """
         self._model = model
         self._make = make
         self._arounds: tuple[Around, ...] = ()
@@ -72,7 +75,7 @@ class Models:
 
     @property
     def with_options(self) -> WithOptions | None:
-        """Returns a copy with more request options; None if the default model supports none."""
+        """Return a copy with more request options; None if the default model supports none."""
         usual = getattr(self.provider_of(self._model), "with_options", None)
         return None if usual is None else lambda options: self._around(_optioned(options))
 
@@ -94,7 +97,7 @@ class Models:
                 await cast("LocalProvider", self.provider_of(self._model)).ready()
 
     def load_ahead(self) -> None:
-        """If the default model is local, start loading it for `Models` that are created later."""
+        """If the default model is local, start loading it for `Models` created later."""
         if split(self._model)[0] == "local":
             cast("LocalProvider", self.provider_of(self._model)).load_ahead()
 

@@ -63,9 +63,10 @@ class OpenAIProvider:
         key_name: str = "OPENAI_API_KEY",
         limits: AnswerLimits | None = None,
     ) -> None:
-        """`options` (such as `temperature`) are added to each request unchanged; None removes one.
+        """Create the provider; `options` (such as `temperature`) are added to each request as is.
 
-        `key_name` is the variable that errors mention if the key is refused.
+        An option of None is left out. `key_name` is the variable that errors mention if the key is
+        refused.
         """
         self._model = model
         self._key = clean_key(api_key)
@@ -155,7 +156,7 @@ class OpenAIProvider:
             default_headers=headers,
             http_client=http_client,
         )
-        # All options are given, because the SDK is slow to fill in missing ones.
+        # All options are passed, because the SDK is slow to fill in missing ones.
         options = {
             "extra_json": None,
             "follow_redirects": True,
@@ -286,7 +287,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _without_user(url: str) -> tuple[str, str]:
-    """Split the login from a URL: return it as a header, or "", and the URL without it."""
+    """Split the login from a URL: return it as a header, or "", and the URL without the login."""
     parts = urlsplit(url)
     user, at, place = parts.netloc.rpartition("@")
     header = f"Basic {b64encode(unquote(user).encode()).decode()}" if at else ""

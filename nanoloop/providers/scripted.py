@@ -15,7 +15,7 @@ import anyio
 from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec
 
 Line = str | Reply | Exception | Callable[..., Any]
-"""The next line: text, a whole reply, an error to raise, or a function that returns one of these.
+"""The next answer: text, a whole reply, an error to raise, or a function that returns one of them.
 
 The function is called with the messages, tools and model, and may be async.
 """
@@ -50,7 +50,10 @@ class ScriptedProvider:
         word_delay_seconds: float = 0,
         keep_calls: int = 1000,
     ) -> None:
-        """With `held`, every call waits for `release`; with `keep_calls=0`, no call is recorded."""
+        """Create the provider; if `held`, every call waits for `release`.
+
+        With `keep_calls=0`, no calls are recorded.
+        """
         self._replies = deque(replies)
         self._otherwise = otherwise
         self._is_held = held
@@ -73,7 +76,7 @@ class ScriptedProvider:
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Return the next line, streaming it word by word to `on_text` if given."""
+        """Return the next answer, streaming it word by word to `on_text` if given."""
         # Taken before any wait, so that replies follow the order of the calls.
         line = self._replies.popleft() if self._replies else self._otherwise
         self._remember(messages, tools, model, streamed=on_text is not None)

@@ -16,7 +16,7 @@ class Quirks:
     """The ways in which a server differs from OpenAI's chat completions API."""
 
     streams_usage: bool = True
-    """Whether the server accepts `stream_options`; others send the usage without being asked."""
+    """Whether the server accepts `stream_options`; other servers send the usage without it."""
     max_tokens_field: str = "max_tokens"
     """The server's name for an answer's token limit."""
     takes_cache_key: bool = False
@@ -120,7 +120,7 @@ VENDORS: Mapping[str, Vendor] = {
 """All vendors, keyed by the word before the first colon in a model's name."""
 
 _HOST = re.compile(r"(?:(https?)://)?(\[[^\]]*\]|[^:/\s]*)(?::(\d+))?(/\S*)?")
-_EVERYWHERE = ("", "0.0.0.0", "[::]")  # noqa: S104 - addresses of servers, not of ours
+_EVERYWHERE = ("", "0.0.0.0", "[::]")  # noqa: S104 - other servers' addresses, not ours
 
 
 def split(model: str) -> tuple[str, str]:

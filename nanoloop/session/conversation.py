@@ -1,6 +1,6 @@
 """A conversation as the loop and stores use it: identity, state, log, queue and digests.
 
-Stores keep the data in `Head` and `PARTS`.
+Stores keep its data in `Head` and `PARTS`.
 """
 
 from __future__ import annotations
@@ -53,28 +53,28 @@ class Conversation:
         """Held while anything in the conversation changes."""
         self.log = Log()
         """The entries and the window; changed only through this object."""
-        # A weak reference, so that an unused session is freed at once, without a collection.
+        # A weak reference, so that an unused session is freed at once, without garbage collection.
         me = WeakMethod(self._settings_changed)
         self.settings = Options(settings, changed=lambda: changed() if (changed := me()) else None)
-        """The conversation's settings, which override those passed in and the defaults."""
+        """The conversation's settings, which take priority over defaults and those passed in."""
         self.queue = Queue()
         """Waiting messages and unsent answers; changed only through this object."""
         self.approvals = Approvals()
         """The tool calls that wait for a person's yes; changed only by the acts in `approvals`."""
         self.updated_at = about.created_at
-        """The time of the last change; reading is not a change."""
+        """The time of the last change; reading does not count as a change."""
         self.turns = 0
         """The number of assistant messages so far."""
         self.epoch = 0
-        """Increases with every reset; work begun in an earlier epoch is discarded."""
+        """Increases with every reset; work that was begun in an earlier epoch is discarded."""
         self.spent: Mapping[str, int] = {}
         """The tokens of all turns so far, by kind."""
         self.resized: Mapping[str, Any] = {}
-        """The last resize: its type, turn, reason and the newest number then; empty if none."""
+        """The last resize's type, turn and reason, and the newest number then; empty before it."""
         self.moved = ""
         """The id of the session in which the chat continues, or ""."""
         self.by, self.claims, self.stopped = "", 0, 0
-        """The process that does the current work, its claims, and the claim to stop; see `Head`."""
+        """The process at work, how often work was claimed, and the claim to stop; see `Head`."""
         self.erasures, self.erasing = 0, Head().erasing
         """How often entries were erased, and where copies of them may remain; see `Head`."""
         self.summary_in_progress = False
@@ -83,9 +83,9 @@ class Conversation:
         """How many of the newest pending entries `release` keeps in memory."""
         self._clock = clock
         self.archiving: Archive | None = None
-        """The archive that receives the oldest messages beyond its limit, or None."""
+        """The archive that receives the oldest messages when there are too many, or None."""
         self.tracker = ChangeTracker()
-        """Tracks which parts of the conversation are durable."""
+        """Keeps track of which parts of the conversation are durable."""
         self._state: dict[str, Any] = {}
         self._summary = Summary()
         self._memo = Digest(value={})
@@ -124,7 +124,7 @@ class Conversation:
 
     @property
     def max_history(self) -> int | None:
-        """The most messages in the window, or None."""
+        """The maximum number of messages in the window, or None."""
         return self.about.max_history
 
     @max_history.setter
@@ -137,14 +137,14 @@ class Conversation:
             self.touch(ABOUT)
 
     def has_expired(self) -> bool:
-        """Return True once the expiry time has passed."""
+        """Return True if the conversation has expired."""
         return self._expires_at is not None and self._clock() > self._expires_at
 
     def _expiry_from_now(self) -> datetime | None:
         ttl = self.about.ttl
         try:
             return None if ttl is None else self._clock() + timedelta(seconds=ttl)
-        except OverflowError:  # later than the last possible date
+        except OverflowError:  # later than the last date that Python supports
             return None
 
     def _settings_changed(self) -> None:
@@ -160,11 +160,12 @@ class Conversation:
             self.touch()
 
     def add_entry(self, entry: Entry) -> Entry:
-        """Append a copy of the entry, and return another copy with its number."""
+        """Append a copy of the entry to the log, and return another copy with its number."""
         return self._append(entry).copy()
 
     def _append(self, entry: Entry) -> Entry:
-        # Under one lock, so that another thread's commit finds a waiting message in queue or log.
+        # Under one lock, so that a commit in another thread finds a waiting message in the queue or
+        # the log.
         with self.lock:
             self.let_go_held(entry.id)
             entry = self.log.append(entry)
@@ -182,7 +183,7 @@ class Conversation:
             self.tracker.touch([ABOUT])
 
     def _keep_bounds(self) -> None:
-        """Apply the limits on window and history after an append."""
+        """Enforce the limits on window and history after an append."""
         most = self.about.max_history or 0
         if 0 < most < self.log.window_length:
             self.log.show_from(cut(self.log.window, keep=most))
@@ -190,7 +191,7 @@ class Conversation:
             self.archive(self.archiving.keep, self.archiving.take)
 
     def whole(self) -> Sequence[Entry]:
-        """Return the whole history; raise `HistoryNotLoaded` if some is only in a store."""
+        """Return the whole history; raise `HistoryNotLoaded` if some of it is only in a store."""
         if not self.log.is_whole:
             raise HistoryNotLoaded(self.id)
         return self.log.entries
@@ -203,25 +204,25 @@ class Conversation:
 
     @property
     def window(self) -> tuple[Entry, ...]:
-        """The entries that the model sees in full; must not be modified."""
+        """The entries that the model sees in full; they must not be modified."""
         with self.lock:
             return tuple(self.log.window)
 
     @property
     def newest(self) -> Entry | None:
-        """The last entry of the log, or None; must not be modified."""
+        """The last entry in the log, or None; it must not be modified."""
         return self.log.entries[-1] if self.log.entries else None
 
     def entry_at(self, seq: int) -> Entry | None:
-        """Return the window's entry with this number, or None; must not be modified."""
-        newest = self.newest  # nearly always this one
+        """Return the entry with this number in the window, or None; it must not be modified."""
+        newest = self.newest  # nearly always the last entry
         if newest is not None and newest.seq == seq:
             return newest
         return next((entry for entry in self.window if entry.seq == seq), None)
 
     @property
     def entry_count(self) -> int:
-        """The number of entries in the whole history, even those not in memory."""
+        """The number of entries in the whole history, including those not in memory."""
         return self.log.count
 
     @property
@@ -230,7 +231,7 @@ class Conversation:
         return self.log.last
 
     def entries_between(self, after: int, upto: int) -> list[Entry]:
-        """Return the entries in memory with `after < seq <= upto`; must not be modified."""
+        """Return the entries in memory with `after < seq <= upto`; they must not be modified."""
         with self.lock:
             return list(self.log.between(after, upto))
 
@@ -245,7 +246,7 @@ class Conversation:
         """Cut the window to about its last `min_keep` messages if it has more than `limit`.
 
         Return the messages that were cut, and whether any were. The window then begins at a user's
-        message; a single turn that is longer than the limit stays whole.
+        message. A single turn that is longer than the limit is not cut.
         """
         with self.lock:
             window = self.log.window
@@ -261,16 +262,16 @@ class Conversation:
         return messages_of(left), True
 
     def shrink(self) -> bool:
-        """Halve the window but keep the current exchange whole; return False if nothing was cut."""
+        """Halve the window, but keep the current exchange; return False if nothing was cut."""
         with self.lock:
             window = self.log.window
             keep = max(1, message_count(window) // 2)
             return self._cut(cut(window, keep=keep, align="user"))[1]
 
     def trim_to_fit(self, room: float, size: Callable[[Entry], int]) -> bool:
-        """Cut the window to fit but keep the current exchange; return True if anything was cut.
+        """Cut the window to fit, but keep the current exchange; return True if anything was cut.
 
-        The cut is made at a user's message.
+        The cut is always made at a user's message.
         """
         with self.lock:
             return self._cut(cut_to_fit(self.log.window, room=room, size=size))[1]
@@ -279,11 +280,11 @@ class Conversation:
 
     @property
     def waiting(self) -> tuple[Entry, ...]:
-        """The messages sent while an answer was being written, oldest first; not in the log yet."""
+        """The messages sent during an answer, oldest first; they are not in the log yet."""
         return self.queue.waiting
 
     def hold(self, entry: Entry) -> None:
-        """Queue a message until its turn."""
+        """Queue a message until its turn comes."""
         with self.lock:
             self.queue.hold(entry.copy())
             self.touch(WAITING, by_user=True)
@@ -294,7 +295,7 @@ class Conversation:
             return self.queue.next(self._awaiting, sent, self.moved)
 
     def let_go_held(self, entry_id: str) -> bool:
-        """Remove a message from the queue; return False if it wasn't waiting."""
+        """Remove a message from the queue; return False if it was not there."""
         with self.lock:
             did_wait = bool(self.queue.waiting) and self.queue.let_go(entry_id)
             if did_wait:
@@ -302,7 +303,7 @@ class Conversation:
             return did_wait
 
     def amend_held(self, message_id: str, text: str | None) -> bool:
-        """Change a waiting message's text, or delete it if None; return False if not found."""
+        """Change a waiting message's text, or delete the message if None; False if not found."""
         with self.lock:
             has_changed = self.queue.amend(message_id, text)
             if has_changed:
@@ -310,7 +311,7 @@ class Conversation:
             return has_changed
 
     def hear(self, chat: str, message_id: str) -> bool:
-        """Make the next commit record this message, and fail if the message is already recorded.
+        """Make the next commit record this message, and fail if the message was recorded before.
 
         Return False if the message is already part of the next commit.
         """
@@ -323,13 +324,13 @@ class Conversation:
         return self.queue.unsent
 
     def owe(self, seq: int) -> None:
-        """Record that this answer must arrive, sent by the process that answers now."""
+        """Record that this answer is still to be delivered, by the process that answers now."""
         with self.lock:
             self.queue.owe(seq)
             self.touch()
 
     def arrived(self, seq: int) -> None:
-        """Record that this answer has arrived, or has failed permanently."""
+        """Record that this answer has been delivered or has permanently failed."""
         with self.lock:
             if self.queue.arrived(seq):
                 self.touch()
@@ -374,12 +375,12 @@ class Conversation:
 
     @property
     def ledger(self) -> Quotes:
-        """The quotes kept beside the summary; must not be modified."""
+        """The quotes kept beside the summary; they must not be modified."""
         return self._summary.ledger
 
     @property
     def summary_spent(self) -> Mapping[str, int]:
-        """The cost of all the session's summaries so far; must not be modified."""
+        """The cost of all the session's summaries so far; it must not be modified."""
         return self._summary.spent
 
     @property
@@ -389,7 +390,7 @@ class Conversation:
 
     @property
     def pending_seq(self) -> int:
-        """The entries after `covered_seq`, up to this number, left the window without a summary."""
+        """Entries after `covered_seq`, up to this number, left the window without a summary."""
         return self.log.evicted
 
     @property
@@ -399,12 +400,12 @@ class Conversation:
 
     @property
     def pending(self) -> tuple[Entry, ...]:
-        """The pending entries that are in memory; must not be modified."""
+        """The pending entries that are in memory; they must not be modified."""
         with self.lock:
             return tuple(self.log.pending(self.covered_seq))
 
     def is_pending(self, entry: Entry) -> bool:
-        """Return True if this entry of the log is pending, even if it is not in memory."""
+        """Return True if this entry of the log is pending, whether or not it is in memory."""
         with self.lock:
             if not self.covered_seq < entry.seq <= self.pending_seq:
                 return False
@@ -419,11 +420,11 @@ class Conversation:
         ledger: Iterable[Mapping[str, Any]] | None = None,
         spent: Mapping[str, int] | None = None,
     ) -> bool:
-        """Set the summary together with its reach; return False if it is too late.
+        """Set the summary and the number up to which it reaches; return False if it is too late.
 
-        Without `seq`, only the text changes. The reach only moves forward, and never into the
-        window; an outdated `epoch` discards the summary. A `ledger` replaces the present one;
-        `spent` is added to the total.
+        Without `seq`, only the text changes. The number only increases, and never reaches into the
+        window. A summary with an outdated `epoch` is discarded. A `ledger` replaces the current
+        one; `spent` is added to the total.
         """
         with self.lock:
             self.summary_in_progress = False
@@ -440,7 +441,7 @@ class Conversation:
 
     @property
     def pins(self) -> Quotes:
-        """The pinned messages, in log order; must not be modified."""
+        """The pinned messages, in log order; they must not be modified."""
         return tuple(pin for pin in self._summary.pins if not self.log.is_hidden(pin["seq"]))
 
     def pin(self, entry: Entry) -> None:
@@ -484,9 +485,9 @@ class Conversation:
     def undo(self) -> list[Entry]:
         """Undo the last exchange, from the user's message on, and return its entries, or [].
 
-        Undone entries stay in the store but are never shown. Notes among them about earlier
-        messages are added again. Raise `HistoryNotLoaded` if the entries before them are only in
-        the store.
+        Undone entries stay in the store but are never shown. Any notes among them about earlier
+        messages are added again. Raise `HistoryNotLoaded` if the entries before the exchange are
+        only in the store.
         """
         with self.lock:
             asked = sum(map(is_asked, self.log.entries))
@@ -516,8 +517,8 @@ class Conversation:
     ) -> list[Entry]:
         """Remove and return all but the newest `keep` entries.
 
-        `take` receives them first; if it raises, nothing changes. Pending entries are kept, so that
-        the summary misses nothing.
+        `take` receives them first; if it raises an error, nothing changes. Pending entries are
+        kept, so that the summary misses nothing.
         """
         with self.lock:
             entries = self.whole()
@@ -535,9 +536,9 @@ class Conversation:
     def erase(self, seqs: Collection[int], *, stored: Iterable[Entry] = ()) -> None:
         """Erase these entries and start a new epoch, so that a summary in progress is discarded.
 
-        A summary that covers one of them is removed with its ledger, and the whole history becomes
-        pending again. `stored` are the entries as stored. Erasing twice is harmless. Call this
-        through a store's `erase`, which makes it durable.
+        If the summary covers one of them, the summary and its ledger are removed, and the whole
+        history becomes pending again. `stored` are the entries as stored. Erasing twice is
+        harmless. Call this through a store's `erase`, which makes it durable.
         """
         with self.lock:
             gone = frozenset(seqs)
@@ -569,7 +570,7 @@ class Conversation:
         return max(self.covered_seq, self.log.evicted - count)
 
     def missing_pending(self) -> tuple[int, int] | None:
-        """Return the range (after, upto) of entries to load from the store again, or None."""
+        """Return the range (after, upto) of entries to load again from the store, or None."""
         with self.lock:
             after, upto = self._newest_pending(self.held_pending), self.log.released
             if not self.held_pending or self.log.is_whole or upto <= after:
@@ -585,7 +586,7 @@ class Conversation:
 
     @property
     def revision(self) -> int:
-        """The last commit's number, which only grows; a new session may start at any number."""
+        """The last commit's number, which only increases; a new session may start at any number."""
         return self.tracker.revision
 
     def touch(self, *parts: str, by_user: bool = False) -> None:
@@ -596,7 +597,7 @@ class Conversation:
             self._expires_at = self._expiry_from_now()
 
     def changes(self) -> Changes | None:
-        """Return the changes that are not durable yet, or None if everything is."""
+        """Return the changes that are not yet durable, or None if there are none."""
         with self.lock:
             if self.tracker.is_saved:
                 return None

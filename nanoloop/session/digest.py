@@ -1,6 +1,6 @@
 """Digests that replace entries outside the window, and quotes from those entries.
 
-A quote is a small JSON object; its `seq` is the number of the entry it comes from.
+A quote is a small JSON object, in which `seq` is the number of the entry that it comes from.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PIN_CHARS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """A value that covers every entry up to a sequence number; stored as one record."""
+    """A value that covers every entry up to a sequence number; it is stored as one record."""
 
     value: Any
     seq: int = 0
 
     def dump(self) -> dict[str, Any]:
-        """Return the form that stores write."""
+        """Return the form that stores save."""
         return {"value": copied(self.value), "seq": self.seq}
 
     @classmethod
@@ -87,13 +87,13 @@ class Summary(Digest):
         ledger: Iterable[Mapping[str, Any]] | None,
         spent: Mapping[str, int] | None,
     ) -> Summary:
-        """Return the next summary: the ledger is kept or replaced, and the costs are added."""
+        """Return the next summary: any new ledger replaces the old one, and the costs add up."""
         ledger = self.ledger if ledger is None else quotes_in(tuple(ledger))
         spent = added(self.spent, spent or {})
         return replace(self, value=text, seq=seq, ledger=ledger, spent=spent)
 
     def without(self, seqs: Collection[int], *, start: int) -> Summary:
-        """Return the summary without erased entries, or an empty one if it covered any."""
+        """Return the summary without erased entries, or an empty one if it covered any of them."""
         pins = tuple(pin for pin in self.pins if pin["seq"] not in seqs)
         if seqs and min(seqs) <= self.seq:
             return Summary(seq=start, pins=pins, spent=self.spent)
@@ -107,7 +107,7 @@ def added(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
 
 
 def pinned(pins: Quotes, entry: Entry) -> Quotes:
-    """Return the pins with this message added; raise `NotPossible` if that is not allowed."""
+    """Return the pins with this message added; raise `NotPossible` if it can't be pinned."""
     said = next((one for one in _as_pinned(entry) if one.text.strip()), None)
     if entry.role is None or said is None:
         raise NotPinnable(entry.seq)
@@ -124,7 +124,7 @@ def _bounded(text: str) -> str:
 
 
 def _as_pinned(entry: Entry) -> list[Passage]:
-    """Return a message's texts, beginning with the text that its sender typed."""
+    """Return a message's texts, starting with the one that its sender typed."""
     return sorted(passages_of(entry), key=lambda one: not one.is_typed)
 
 
@@ -152,11 +152,11 @@ def quotes_in(stored: Any) -> Quotes:
 
 
 def quotes_by_place(items: Iterable[Mapping[str, Any]], entries: Iterable[Entry]) -> Quotes:
-    """Return the quotes with their entries' positions among `entries`, from 1, as numbers."""
+    """Return the quotes, numbered by the positions of their entries among `entries`, from 1."""
     seqs = [entry.seq for entry in entries]
     return tuple({**item, "seq": bisect_right(seqs, int(item["seq"]))} for item in items)
 
 
 def quotes_moved(items: Iterable[Mapping[str, Any]], by: int) -> Quotes:
-    """Return the quotes with their numbers raised by this much."""
+    """Return the quotes with this amount added to their numbers."""
     return tuple({**item, "seq": int(item["seq"]) + by} for item in items)

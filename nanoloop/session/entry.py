@@ -19,7 +19,7 @@ TOOL_CALL = "tool_call"
 TOOL_RESULT = "tool_result"
 THINKING = "thinking"
 ERASED = "erased"
-"""Marks an erased entry, which keeps only its number, id and time."""
+"""Marks an erased entry, which has only its number, id and time left."""
 
 CALL_ID = "tool_call_id"
 """The metadata key that pairs a call with its result."""
@@ -35,12 +35,12 @@ def fresh_id() -> str:
 
 
 def short_id() -> str:
-    """Return part of a unique id, for use where only a few ids must be told apart."""
+    """Return part of a unique id, for places with only a few ids to tell apart."""
     return fresh_id()[10:24]
 
 
 def utc_now() -> datetime:
-    """Return the current time, as entries and sessions record it."""
+    """Return the current time in the form that entries and sessions record."""
     return datetime.now(timezone.utc)
 
 
@@ -57,7 +57,7 @@ def copied(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A frozen record: the five fields of its JSON form, and its place in the log."""
+    """A frozen record: the five fields of its JSON form, and its position in the log."""
 
     type: str
     content: Mapping[str, Any]
@@ -65,7 +65,7 @@ class Entry:
     timestamp: datetime = field(default_factory=utc_now)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     seq: int = 0
-    """The place in the log, from 1; 0 if the entry is in no log."""
+    """The position in the log, from 1; 0 if the entry is in no log."""
 
     @classmethod
     def message(cls, role: str, text: Any, *, metadata: Mapping[str, Any] | None = None) -> Entry:
@@ -114,7 +114,7 @@ class Entry:
 
     @property
     def role(self) -> str | None:
-        """A message's role, or None for other types."""
+        """The message's role, or None for an entry of another type."""
         return self.content.get("role") if self.type == MESSAGE else None
 
     @property
@@ -209,7 +209,7 @@ def _time_in(text: Any, undated: datetime | None) -> datetime:
 
 
 UNDATED = datetime.min.replace(tzinfo=timezone.utc)
-"""Marks an unreadable time, until `dated` replaces it."""
+"""Stands for an unreadable time until `dated` replaces it."""
 
 
 def entries_in(stored: Iterable[Mapping[str, Any]]) -> list[Entry]:
@@ -218,9 +218,9 @@ def entries_in(stored: Iterable[Mapping[str, Any]]) -> list[Entry]:
 
 
 def dated(entries: list[Entry]) -> list[Entry]:
-    """Replace each unreadable time with the previous entry's, so that no entry is lost.
+    """Replace each unreadable time with the previous entry's time, so that no entry is lost.
 
-    Entries before the first readable time get this time.
+    Entries before the first readable time get that time.
     """
     if all(entry.timestamp != UNDATED for entry in entries):
         return entries
@@ -263,7 +263,7 @@ def rfc3339(moment: datetime) -> str:
 
 
 def from_rfc3339(text: Any) -> datetime:
-    """Parse a time; a missing one means now, and one without a zone is in UTC."""
+    """Parse a time; a missing time means now, and a time without a zone is in UTC."""
     if not text:
         return utc_now()
     moment = datetime.fromisoformat(str(text))
@@ -286,7 +286,7 @@ _FILE = re.compile(rf"{SCHEME}([0-9a-f]{{40}})")
 
 
 def files_in(entry: Entry) -> set[str]:
-    """Return the ids of the files that were uploaded with this entry; its text is not searched."""
+    """Return the ids of the files uploaded with this entry, without looking in its text."""
     files, parts = entry.metadata.get("attachments"), entry.content.get("parts")
     if not files and not parts:
         return set()
@@ -304,14 +304,14 @@ _NAMED = re.compile(
 
 
 def named_files(text: str) -> list[str]:
-    """Return the ids of the files that an answer names, in order, each once."""
+    """Return the ids of the files that an answer names, in order, without duplicates."""
     if SCHEME not in text:
         return []
     return list(dict.fromkeys(match["id"] or match["bare"] for match in _NAMED.finditer(text)))
 
 
 def without_files(text: str) -> str:
-    """Return an answer as people see it: links to files become their words, ids disappear."""
+    """Return an answer as people see it: links to files become plain words, and ids disappear."""
     return _NAMED.sub(_words_of_link, text).strip() if SCHEME in text else text
 
 
@@ -327,10 +327,10 @@ _UNFINISHED = re.compile(
 
 
 class PiecesWithoutFiles:
-    """Removes files' ids from a streamed answer; a piece that may begin an id is held back."""
+    """Removes the ids of files from a streamed answer; holds back a piece that may begin an id."""
 
     def __init__(self, has_files: Callable[[], bool]) -> None:
-        """Create the filter; `has_files` returns whether the session has files to be named."""
+        """Create the filter; `has_files` returns True if the session has files to name."""
         self._has_files = has_files
         self._rest = ""
 
@@ -344,7 +344,7 @@ class PiecesWithoutFiles:
 
 
 def _may_name(text: str) -> bool:
-    """Return whether this end of a text may become the name of a file."""
+    """Return True if this end of a text may become the name of a file."""
     if "[" in text:
         _, _, address = text.partition("](")
         return not address or SCHEME.startswith(address) or address.startswith(SCHEME)

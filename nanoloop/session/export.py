@@ -1,4 +1,4 @@
-"""Export a session, import it whole or in part, and show it to people."""
+"""Export a session, import it in whole or in part, and show it to people."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _POSITIONS = (CURRENT, "memo_cursor", "summary_cursor")
 
 
 def exported(session: Session) -> dict[str, Any]:
-    """Return a session's complete state, without secrets from its settings."""
+    """Return a session's complete state, without any secrets from its settings."""
     with session.lock:
         entries, head = session.whole(), session.head()
         ledger = list(quotes_by_place(session.ledger, entries))
@@ -87,7 +87,7 @@ def _place_of(seq: int, entries: Iterable[Entry]) -> int:
 
 
 def take_in(session: Session, data: Mapping[str, Any]) -> None:
-    """Import all or part of an export; raise TypeError or ValueError before changing anything."""
+    """Import all or part of an export; raise TypeError or ValueError before anything is changed."""
     data, odd = checked_data(parsed(data))
     history = imported_history(data)
     odd += ["window"] if history is not None and history.has_odd_places else []
@@ -165,7 +165,7 @@ def _memo(session: Session, data: Mapping[str, Any], cursor: int | None) -> dict
 
 
 def _seq_behind(session: Session, messages: int) -> int:
-    """Return the number of the last entry in the first `messages` messages of the history."""
+    """Return the number of the last entry among the history's first `messages` messages."""
     spans = [span for span in spans_of(session.whole()) if span.message is not None][:messages]
     return spans[-1].entries[-1].seq if spans else session.log.start - 1
 
@@ -185,9 +185,10 @@ def _counted_head(session: Session, data: Mapping[str, Any], *, is_new: bool) ->
 
 
 def copy_upto(session: Session, fork: Session, upto: int | str | None) -> None:
-    """Copy a session's history up to an entry, by number or id, and its state to a new session.
+    """Copy a session's history up to an entry, and its state, to a new session.
 
-    Summary and memo are copied only if they cover nothing after the entry.
+    The entry is given by number or id. Summary and memo are copied only if they cover nothing after
+    the entry.
     """
     last = _fork_point(session, upto)
     entries = [entry for entry in session.whole() if entry.seq <= last]
@@ -225,14 +226,14 @@ _PLACES = ("turns", "last_resize_turn", "memo_cursor", "summary_cursor")
 _TIMES = ("created_at", "updated_at", "expires_at")
 _MAPPINGS = ("settings", "state", "metadata", "last_resize")
 _INNER = ("_turns", "_last_resize_turn", "_memo_cursor")
-"""The names that the original implementation gave to the counts."""
+"""The original implementation's names for the counts."""
 
 
 def checked_data(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the data with all positions and counts corrected, and the names of wrong values.
+    """Return the data with all positions and counts corrected, and the names of the invalid values.
 
-    An invalid position becomes the beginning, and invalid turns are counted again. Raise TypeError
-    or ValueError if anything else is wrong.
+    An invalid position becomes the beginning, and an invalid number of turns is counted again.
+    Raise TypeError or ValueError if anything else is wrong.
     """
     data = {(name[1:] if name in _INNER else name): value for name, value in data.items()}
     if data.get("id") is not None:
@@ -252,14 +253,14 @@ def checked_data(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def positions(window: Sequence[Entry], entries: Sequence[Entry]) -> list[int | dict[str, Any]]:
-    """Return the window as positions in the history, and other entries in full."""
+    """Return the window as positions in the history, with other entries in full."""
     places = {entry.seq: index for index, entry in enumerate(entries)}
     return [places[e.seq] if e.seq in places else e.to_dict() for e in window]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedHistory:
-    """The history in an import, read before anything is changed."""
+    """The history in an import, which is read before anything is changed."""
 
     entries: Sequence[Entry]
     window: Sequence[Entry]
@@ -270,7 +271,8 @@ class ImportedHistory:
 def imported_history(data: Mapping[str, Any]) -> ImportedHistory | None:
     """Read the history from the data, or return None; raise TypeError or ValueError.
 
-    `entries` contain more than `full_chat_history`, but the latter wins if someone edited it.
+    `entries` has more details than `full_chat_history`, but the latter takes priority if someone
+    edited it.
     """
     if data.get("entries") is None and data.get(FULL) is None:
         return None
@@ -295,7 +297,7 @@ def _with_window(data: Mapping[str, Any], entries: list[Entry], places: Any) -> 
 
 
 def _at(place: Any, entries: Sequence[Entry]) -> Entry | None:
-    """Return the entry at this position in the history; other entries are given in full."""
+    """Return the entry at this position in the history; entries outside it are given in full."""
     if isinstance(place, Mapping):
         return entries_in([place])[0]
     is_there = isinstance(place, int) and 0 <= place < len(entries)
@@ -328,11 +330,11 @@ def _messages_in(data: Mapping[str, Any], name: str) -> list[Mapping[str, Any]] 
 
 Format = Literal["json", "yaml"]
 _ODD = re.compile("[\x80-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
-"""Characters that YAML treats as line ends, or rejects unless they are escaped."""
+"""Characters that YAML treats as line breaks, or rejects unless they are escaped."""
 
 
-def dumped(data: Mapping[str, Any], format: str = "json") -> str:  # noqa: A002 - the seed's name
-    """Return the data as text in this format; values without a JSON form become text."""
+def dumped(data: Mapping[str, Any], format: str = "json") -> str:  # noqa: A002 - the original API's name
+    """Return the data as text in this format; values that have no JSON form become text."""
     text = json.dumps(data, ensure_ascii=False, default=str, indent=2)
     if _checked_format(format) == "json":
         return text
@@ -344,12 +346,13 @@ def dumped(data: Mapping[str, Any], format: str = "json") -> str:  # noqa: A002 
 
 def parsed(
     text: str | bytes | Mapping[str, Any],
-    format: str | None = None,  # noqa: A002 - the seed's name
+    format: str | None = None,  # noqa: A002 - the original API's name
     key_path: str | None = None,
 ) -> Mapping[str, Any]:
-    """Return the mapping in a text, or at a dotted path in the text.
+    """Return the mapping in a text, or the one at a dotted path within it.
 
-    Raise ValueError with the position of a syntax error, or TypeError for anything but a mapping.
+    Raise ValueError with the position of a syntax error, or TypeError if the value is not a
+    mapping.
     """
     value = text if isinstance(text, Mapping) else _value_in(text, format)
     for name in key_path.split(".") if key_path else ():
@@ -451,7 +454,7 @@ _ELLIPSIS = "..."
 
 
 def displayed(entries: Sequence[Entry], *, last: int = 20, width: int = 80) -> str | None:
-    """Return the last messages, with one line per message and tool use, or None if there are none.
+    """Return the last messages, one line per message and tool use, or None if there are none.
 
     A `last` or `width` of 0 means no limit.
     """
@@ -479,7 +482,7 @@ def _on_one_line(text: str) -> str:
 
 
 def shortened(line: str, width: int) -> str:
-    """Return the line in at most this many columns, ending in `...` if it was cut."""
+    """Return the line shortened to this many columns, ending in `...` if it was cut."""
     if width <= 0 or sum(map(_columns, line)) <= width:
         return line
     room = max(0, width - len(_ELLIPSIS))
@@ -498,7 +501,7 @@ def _columns(character: str) -> int:
 
 
 def counted(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Count the messages by role and the tool calls, and list the tools in call order."""
+    """Count the messages by role and the tool calls, and list the tools in order of use."""
     said = [span.message for span in spans_of(entries) if span.message is not None]
     roles = [message["role"] for message in said]
     calls = [entry for entry in entries if entry.type == TOOL_CALL]
@@ -540,12 +543,12 @@ class Rendered:
     """An entry of the context as text."""
 
     type: str
-    """A message's role, or another entry's type."""
+    """A message's role, or the type of any other entry."""
     text: str
 
 
 def rendered(entry: Entry) -> Rendered:
-    """Return the entry as text; for an unknown type, its content as JSON."""
+    """Return the entry as text; for an unknown type, return its content as JSON."""
     text = {
         MESSAGE: _rendered_message,
         TOOL_CALL: _rendered_call,

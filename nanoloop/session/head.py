@@ -17,7 +17,7 @@ from nanoloop.errors import InvalidSessionId
 from nanoloop.session.entry import Entry, copied, from_rfc3339, rfc3339, utc_now
 
 ID_LIMIT = 200
-"""The most characters in a session id."""
+"""The maximum length of a session id."""
 
 _SAFE = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.:@-]{{0,{ID_LIMIT - 1}}}")
 _UNSAFE_CHARACTER = re.compile(r"[^A-Za-z0-9_.:@-]")
@@ -29,7 +29,7 @@ def new_id() -> str:
 
 
 def checked_id(session_id: object) -> str:
-    """Return the id; raise `InvalidSessionId` if it is not safe as a session's name."""
+    """Return the id; raise `InvalidSessionId` if it can't safely be used as a session's name."""
     if not isinstance(session_id, str) or not _SAFE.fullmatch(session_id):
         raise InvalidSessionId(session_id)
     return session_id
@@ -45,25 +45,25 @@ def timestamp_id(
 
 
 def numbered(session_id: str) -> Iterator[str]:
-    """Yield this id, then -01, -02 … without end; raise `InvalidSessionId` if it is invalid."""
+    """Yield this id, then -01, -02 … endlessly; raise `InvalidSessionId` if it is invalid."""
     yield checked_id(session_id)
     for number in count(1):
         yield checked_id(f"{session_id}-{number:02d}")
 
 
 def id_for_key(key: str) -> str:
-    """Return the id of a routing key's first session, which is the key itself if the key is safe.
+    """Return the id of a routing key's first session, which is the key itself if that is safe.
 
-    For any other key, the id consists of its readable part and a digest that makes it unique.
+    For any other key, the id consists of the key's readable part and a digest that makes it unique.
     """
-    if _SAFE.fullmatch(key) and len(key) <= ID_LIMIT - 20:  # room for a later session's stamp
+    if _SAFE.fullmatch(key) and len(key) <= ID_LIMIT - 20:  # room for a later session's timestamp
         return key
     readable = _UNSAFE_CHARACTER.sub("-", key)[:100].lstrip("_.:@-") or "chat"
     return f"{readable}@{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:20]}"
 
 
 def place_in(value: Any, otherwise: int = 0) -> int:
-    """Return the value as a position or count, or `otherwise` if it is invalid or negative."""
+    """Return the value if it is a valid position or count, otherwise `otherwise`."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -84,7 +84,7 @@ TOKENS = ("tokens_in", "tokens_out", "tokens_cached")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """A session's state, which is small and written with every commit.
+    """A session's state, which is small and is written with every commit.
 
     A new field needs a line here, one in `_FORMS` if JSON has no such type, and two in
     `Conversation`: one to write it (`head`) and one to read it (`restore`).
@@ -101,7 +101,7 @@ class Head:
     window: int = 0
     """The number at which the window begins; 0 if it was not stored, which means at `start`."""
     shown: tuple[int | Mapping[str, Any], ...] | None = None
-    """A window made by a handler: numbers, and entries that are in no log."""
+    """A window made by a handler: numbers of entries, or whole entries that are in no log."""
     hidden: tuple[tuple[int, int], ...] = ()
     """The ranges of numbers that were undone."""
     covered: int = 0
@@ -114,21 +114,21 @@ class Head:
     waiting: int = 0
     unsent: tuple[int, ...] = ()
     senders: Mapping[int, str] = field(default_factory=dict)
-    """The senders of unsent answers that a process other than `by` created."""
+    """The senders of unsent answers, if these are not the process `by`."""
     resized: Mapping[str, Any] = field(default_factory=dict)
     """The last resize's type, turn and reason, and the newest number at that time."""
     moved: str = ""
     """The id of the session in which the chat continues, or ""."""
     by: str = ""
-    """The process that answers in the session, or did so last."""
+    """The process that answers in the session, or last did so."""
     claims: int = 0
-    """How many times a process has claimed the session's work; older claims can't write."""
+    """How often a process has claimed the session's work; older claims can't write."""
     stopped: int = 0
-    """The claim whose turn is to stop, in whichever process it runs."""
+    """The claim whose turn must stop, in whichever process it runs."""
     erasures: int = 0
-    """How many times entries were erased; an index that has seen fewer erasures is outdated."""
+    """How often entries were erased; an index that has seen fewer erasures is outdated."""
     erasing: tuple[tuple[tuple[int, int], ...], ...] = ()
-    """Recently erased ranges whose copies may still have to be removed."""
+    """Recently erased ranges of which copies may still have to be removed."""
 
     def dump(self) -> dict[str, Any]:
         """Return the stored form, without empty values."""
@@ -193,7 +193,7 @@ _FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "moved": (str, str),
     "by": (str, str),
 }
-"""How each field is stored and read back; fields not listed are numbers."""
+"""How to store and read each field; fields not listed are plain numbers."""
 
 
 def spent_in(head: Mapping[str, Any]) -> dict[str, int]:
@@ -215,11 +215,11 @@ class Identity:
     title: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     max_history: int | None = None
-    """The most messages in the window, or None."""
+    """The maximum number of messages in the window, or None."""
     ttl: float | None = None
     """The session's lifetime in seconds; None, zero or less means no limit."""
     sliding: bool = False
-    """True if each use restarts the lifetime."""
+    """True if using the session restarts its lifetime."""
 
     def __post_init__(self) -> None:
         """Check and normalise the fields; raise `InvalidSessionId`."""
@@ -254,7 +254,7 @@ class Identity:
 
 
 def seconds_of(ttl: float | timedelta | None) -> float | None:
-    """Return a lifetime in seconds; None, zero or less means unlimited."""
+    """Return a lifetime in seconds; None if it is None, zero or less, which means no limit."""
     seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
     return seconds if seconds and 0 < seconds < inf else None
 
@@ -264,20 +264,20 @@ class Changes:
     """The changes that a store must make durable in one commit."""
 
     revision: int
-    """The revision that the changes are based on; the commit adds one to it."""
+    """The revision that the changes are based on; the commit increases it by one."""
     entries: tuple[Entry, ...]
     head: Mapping[str, Any]
-    """The session's head, which is small and written with every commit."""
+    """The session's head, which is small and is written with every commit."""
     sections: Mapping[str, Any]
     """The larger parts that have changed."""
     tick: int
-    """The session's change counter when the changes were taken."""
+    """The session's change counter at the time when the changes were taken."""
     heard: tuple[tuple[str, str], ...] = ()
-    """The chat and id of each message received with the changes, unique across all processes."""
+    """The chat and id of each message received with the changes; unique across all processes."""
 
 
 class ChangeTracker:
-    """Counts every change, and knows which changes are durable."""
+    """Counts every change and keeps track of which changes are durable."""
 
     def __init__(self) -> None:
         self.tick = 1
@@ -297,7 +297,7 @@ class ChangeTracker:
 
     @property
     def fresh(self) -> tuple[Entry, ...]:
-        """The entries that are not durable yet, whether the window shows them or not."""
+        """The entries that are not durable yet, whether or not they are in the window."""
         return tuple(self._fresh)
 
     @property
@@ -311,7 +311,7 @@ class ChangeTracker:
         return tuple(self._heard_at)
 
     def hear(self, chat: str, message_id: str) -> bool:
-        """Record that this message was received; return False if that is already recorded."""
+        """Record that this message was received; return False if that was already recorded."""
         if (chat, message_id) in self._heard_at:
             return False
         self.tick += 1
@@ -329,11 +329,11 @@ class ChangeTracker:
         self._fresh.append(entry)
 
     def erase(self, seqs: Collection[int]) -> None:
-        """Remove the content of these new entries, but keep their places."""
+        """Remove the content of these new entries, but keep their positions."""
         self._fresh = deque(e.erased() if e.seq in seqs else e for e in self._fresh)
 
     def committed(self, changes: Changes) -> None:
-        """Record that these changes are durable; later changes are not."""
+        """Record that these changes, but no later ones, are durable."""
         self.revision = changes.revision + 1
         if changes.entries:
             self.saved_seq = changes.entries[-1].seq
@@ -348,7 +348,7 @@ class ChangeTracker:
         self._saved_tick = changes.tick
 
     def restored(self, *, revision: int, saved_seq: int) -> None:
-        """Start from a stored state, with nothing to save."""
+        """Start from a stored state, with nothing left to save."""
         self.revision = revision
         self.saved_seq = saved_seq
         self._changed_at = {}

@@ -25,7 +25,7 @@ def from_magent(
 ) -> Session:
     """Read a Magent file: id, messages and, if present, agent and max_history.
 
-    An agent that is not in `agents` is left out, and `unknown_agent` is called with its name.
+    An agent that is not in `agents` is ignored, and `unknown_agent` is called with its name.
     """
     data = parsed(data, "json")
     agent = data.get("agent") or None
@@ -49,9 +49,9 @@ def from_magent(
 
 
 def from_nanobot(text: str, *, key: str | None = None) -> Session:
-    """Read a nanobot file: a metadata line, which may have a summary, and one message per line.
+    """Read a nanobot file: a metadata line, perhaps with a summary, then one message per line.
 
-    The file doesn't mark the messages that the summary covers, so all of them are shown.
+    The file doesn't say which messages the summary covers, so all of them are shown.
     """
     rows = [_checked(_row(line, n)) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     head = rows[0] if rows and rows[0].get("_type") == "metadata" else {}

@@ -1,4 +1,4 @@
-"""The log that only grows, the window on it, and the digests of entries outside the window.
+"""The log, which only grows; the window on it; and the digests of entries outside the window.
 
 Every entry has a sequence number. The window is the part that the model sees in full. An entry that
 is neither in the window nor covered by the summary is pending; this is computed and never stored.
@@ -30,16 +30,16 @@ class Log:
     def __init__(self) -> None:
         self._entries: list[Entry] = []
         self._shown: list[Entry] | None = None
-        """The window if it is not simply the end of the log, else None."""
+        """The window if it is not simply the end of the log, otherwise None."""
         self._window_seq = 1
         self.start = 1
-        """The first sequence number of this history; a reset moves it."""
+        """The first sequence number of this history; a reset increases it."""
         self.last = 0
-        """The newest sequence number assigned."""
+        """The highest sequence number so far."""
         self.released = 0
-        """The entries up to this number are only in the store."""
+        """Entries up to this number are only in the store."""
         self.hidden: tuple[tuple[int, int], ...] = ()
-        """The ranges that were undone, each with its first and last number."""
+        """The ranges that were undone, each given by its first and last number."""
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -73,7 +73,7 @@ class Log:
     def shown(self) -> tuple[int | Mapping[str, Any], ...] | None:
         """The window as stores save it, or None if it is simply the end of the log.
 
-        It is saved as the numbers of entries, with entries that are in no log in full.
+        It is saved as the numbers of its entries; entries that are in no log are saved in full.
         """
         return None if self._shown is None else tuple(e.seq or e.to_dict() for e in self._shown)
 
@@ -86,24 +86,25 @@ class Log:
 
     @property
     def evicted(self) -> int:
-        """The highest number up to which no entry is in the window any more.
+        """The highest number up to which all entries have left the window.
 
-        Entries that a handler left out after the oldest visible entry don't count until this entry
-        has left too: a digest covers everything up to a number, and must not cover visible entries.
+        A handler may leave out entries after the oldest visible one. These don't count until the
+        oldest visible entry has left too: a digest covers everything up to a number, and must not
+        cover visible entries.
         """
         if self._shown is None:
             return self._window_seq - 1
         return min((e.seq - 1 for e in self._shown if e.seq), default=self.last)
 
     def index_of(self, seq: int) -> int:
-        """Return the index in memory of this entry or, if it is missing, of the next one."""
+        """Return the index in memory of this entry; if it is missing, of the next entry."""
         return self._index_after(seq - 1)
 
     def _index_after(self, seq: int) -> int:
         return bisect_right(self._entries, seq, key=lambda entry: entry.seq)
 
     def append(self, entry: Entry) -> Entry:
-        """Append a copy of the entry, with its number, to log and window."""
+        """Append a copy of the entry, with its number, to the log and the window."""
         self.last += 1
         entry = entry.copy(seq=self.last)
         self._entries.append(entry)
@@ -116,11 +117,11 @@ class Log:
         return self._entries[self._index_after(after) : self._index_after(upto)]
 
     def pending(self, covered: int) -> list[Entry]:
-        """Return the entries in memory that left the window and have numbers above `covered`."""
+        """Return the entries in memory that left the window and are numbered above `covered`."""
         return list(self.between(covered, self.evicted))
 
     def show_from(self, index: int) -> list[Entry]:
-        """Cut the window at this index, and return the entries that left."""
+        """Cut the window at this index, and return the entries that left it."""
         window = self.window
         left = list(window[:index])
         if self._shown is not None:
@@ -133,7 +134,7 @@ class Log:
         return left
 
     def show(self, entries: Iterable[Entry]) -> None:
-        """Make these entries the window: any part of the log, or entries that are in no log."""
+        """Make these entries the window; they may be any in the log, or in no log."""
         self._shown = list(entries)
         self._settle()
 
@@ -157,8 +158,8 @@ class Log:
     def rewrite(self, entries: Sequence[Entry]) -> list[Entry]:
         """Make these entries the history, and return them with their new numbers.
 
-        If they are the end of the log, they stay unchanged. Otherwise they are appended again,
-        because numbers only grow and durable entries are never rewritten.
+        If they are the end of the log, they don't change. Otherwise they are appended again,
+        because numbers only increase and durable entries are never rewritten.
         """
         seqs = [entry.seq for entry in entries]
         if seqs and seqs == [entry.seq for entry in self.between(seqs[0] - 1, self.last)]:
@@ -168,7 +169,7 @@ class Log:
         return [self.append(entry) for entry in entries]
 
     def release(self, upto: int) -> None:
-        """Free memory: drop durable entries up to `upto` that are not in the window."""
+        """Free memory by dropping durable entries up to `upto` that are not in the window."""
         if self._shown is not None:
             return
         upto = min(upto, self._window_seq - 1)
@@ -178,14 +179,14 @@ class Log:
 
     def bring_back(self, entries: Iterable[Entry], *, after: int, upto: int) -> None:
         """Load the store's entries with `after < seq <= upto` into memory again."""
-        # Only if nothing changed since they were read: the entries in memory must have no gap.
+        # Only if nothing has changed since they were read: the entries in memory must have no gap.
         if upto == self.released and self.start - 1 <= after < upto:
             older = [entry for entry in entries if after < entry.seq <= upto]
             self._entries[:0] = [entry for entry in older if not self.is_hidden(entry.seq)]
             self.released = after
 
     def forget(self, upto: int) -> None:
-        """Begin the history after this entry; the store keeps the earlier ones."""
+        """Begin the history after this entry; the store keeps earlier entries."""
         self.start = max(self.start, upto + 1)
         self.released = max(self.released, upto)
         del self._entries[: self._index_after(upto)]
@@ -214,7 +215,7 @@ class Log:
         return taken
 
     def erase(self, seqs: Collection[int]) -> list[Entry]:
-        """Erase these entries but keep their places; return the originals that were in memory."""
+        """Erase these entries but keep their positions; return the originals found in memory."""
         gone = [entry for entry in self._entries if entry.seq in seqs]
         self._entries = [e.erased() if e.seq in seqs else e for e in self._entries]
         if self._shown is not None:
@@ -239,7 +240,7 @@ class Log:
 
     @classmethod
     def restored(cls, head: Head, entries: Iterable[Entry], *, after: int = 0) -> Log:
-        """Restore a log from a stored head and all entries whose number is above `after`."""
+        """Restore a log from a stored head and all entries numbered above `after`."""
         log = cls()
         log.released = after
         log.start = head.start
@@ -256,7 +257,7 @@ class Log:
             return
         by_seq = {entry.seq: entry for entry in self._entries}
         kept = [by_seq.get(s) if isinstance(s, int) else entries_in([s])[0] for s in shown]
-        # Entries written after the head are in the window too, so that nothing said goes unseen.
+        # Entries written after the head belong in the window too, so that nothing goes unseen.
         newer = [entry for entry in self._entries if entry.seq > head_last]
         self._shown = [*(entry for entry in kept if entry is not None), *newer]
 
@@ -264,7 +265,7 @@ class Log:
 def _joined(
     ranges: tuple[tuple[int, int], ...], new: tuple[int, int]
 ) -> tuple[tuple[int, int], ...]:
-    """Add a newer range; adjacent ranges are merged, so that many undos take little space."""
+    """Add a newer range; merge adjacent ranges, so that many undos take little space."""
     kept = list(ranges)
     first, last = new
     while kept and kept[-1][1] >= first - 1:
@@ -277,12 +278,12 @@ Align = Literal["user", "pair"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """A rule to keep a history's newest entries and pass the older ones on."""
+    """A rule to keep a history's newest entries and pass on the older ones."""
 
     keep: int = 1000
-    """The most entries in a history."""
+    """The maximum number of entries in a history."""
     take: Callable[[list[Entry]], object]
-    """Receives the old entries before they are removed; if it raises, they are kept."""
+    """Receives the old entries before they are removed; if it raises an error, they are kept."""
 
 
 def message_count(entries: Sequence[Entry]) -> int:
@@ -358,7 +359,7 @@ def _newest(spans: Sequence[MessageSpan], keep: int) -> int:
 def _fitting_from(
     spans: Sequence[MessageSpan], chars: int, size: Callable[[Mapping[str, Any]], int]
 ) -> int:
-    """Return where the newest spans that fit begin; the newest message may be too big by itself."""
+    """Return where the newest spans that fit begin, always including the newest message."""
     start = _newest(spans, 1)
     total = sum(_span_size(span, size) for span in spans[start:])
     while start > 0 and total + _span_size(spans[start - 1], size) <= chars:
@@ -372,7 +373,7 @@ def _span_size(span: MessageSpan, size: Callable[[Mapping[str, Any]], int]) -> i
 
 
 def _whole_pairs_from(entries: Sequence[Entry], start: int) -> int:
-    """Move past results whose call is cut off, or back to the call if nothing would be left."""
+    """Skip results whose call is cut off, or go back to the call if nothing would be left."""
     if start == 0:
         return 0
     behind = max(_split_by(results_in_time(entries), start).values(), default=start - 1) + 1
@@ -391,7 +392,7 @@ def _is_orphan(entry: Entry, index: int, answered: set[int]) -> bool:
 
 
 def whole_before(entries: Sequence[Entry], start: int) -> int:
-    """Return the nearest index at or before `start` that separates no call from its result."""
+    """Return the nearest index, at or before `start`, that separates no call from its result."""
     pairs = results_in_time(entries)
     while split := _split_by(pairs, start):
         start = _message_start(entries, min(split))

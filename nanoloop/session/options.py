@@ -30,7 +30,7 @@ DEFAULTS: Mapping[str, Any] = {
     },
 }
 UNLIMITED: Mapping[str, Any] = {**DEFAULTS, "resize": dict.fromkeys(DEFAULTS["resize"])}
-"""The defaults without any limit, so that a resize happens only if a limit was set."""
+"""The defaults, without any limit, so that a resize happens only if a limit is set."""
 LEGACY = ("session.resize.max_current_chars", "session.resize.keep_last_messages")
 _SECRET_NAME = re.compile(
     r"(^|[_\-])(key|apikey|secret|token|password|passwd|passphrase|credentials?|authorization)$",
@@ -41,7 +41,7 @@ Tree = dict[str, Any]
 
 
 class Options(MutableMapping[str, Any]):
-    """A session's settings, as a mapping of dotted keys; nested mappings can be assigned whole."""
+    """A session's settings: a mapping with dotted keys that also accepts nested mappings."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Options(MutableMapping[str, Any]):
         self.inherit(parent or {})
 
     def inherit(self, parent: Mapping[str, Any], *, defaults: Mapping[str, Any] = DEFAULTS) -> None:
-        """Use this mapping, nested or dotted, for everything that is not set here."""
+        """Use this mapping, nested or dotted, for every setting not made here."""
         self._parent = parent
         self._defaults = defaults
         self._warn_of_legacy(_tree_of(parent))
@@ -69,7 +69,7 @@ class Options(MutableMapping[str, Any]):
 
     @property
     def is_set(self) -> bool:
-        """True if anything was set, here or in the parent."""
+        """True if anything is set, here or in the parent."""
         return bool(self._own or self._parent)
 
     def __getitem__(self, key: str) -> Any:
@@ -111,7 +111,7 @@ class Options(MutableMapping[str, Any]):
         limit: Mapping[str, Any] | None = None,
         every_n_turns: Any = None,
     ) -> None:
-        """Set the most common options; limits from several calls are combined."""
+        """Set the most common options; limits set by earlier calls are kept."""
         if mode is not None:
             if mode not in (LITE, MEMO):
                 raise ValueError(f"{mode!r} is not a session mode: use {LITE!r} or {MEMO!r}")
@@ -126,7 +126,7 @@ class Options(MutableMapping[str, Any]):
 
     @property
     def chars(self) -> int:
-        """The most characters in the window; 0 means no limit."""
+        """The maximum number of characters in the window; 0 means no limit."""
         return self._limit("chars", "max_messages_text_length", unreadable=DEFAULT_CHARS)
 
     @property
@@ -136,7 +136,7 @@ class Options(MutableMapping[str, Any]):
 
     @property
     def every_n_turns(self) -> int:
-        """How many turns pass between two resizes; 0 means never."""
+        """The number of turns between two resizes; 0 turns this rule off."""
         return _count(self["session.resize.every_n_turns"], unreadable=DEFAULT_TURNS)
 
     def _limit(self, name: str, detailed: str, *, unreadable: int) -> int:
@@ -148,7 +148,7 @@ class Options(MutableMapping[str, Any]):
 
     @property
     def memo_enabled(self) -> bool:
-        """True if a memo is kept, as the explicit setting or else the mode says."""
+        """True if a memo is kept, according to the explicit setting or else the mode."""
         return bool(self["session.memo.enabled"])
 
     @property
@@ -179,7 +179,7 @@ class Options(MutableMapping[str, Any]):
         return _merged(self._own)
 
     def replace(self, tree: Mapping[str, Any]) -> None:
-        """Replace everything set here, without reporting a change."""
+        """Replace all settings made here, without reporting a change."""
         self._own = _merged(tree)
 
     def _effective(self) -> Tree:
@@ -219,7 +219,7 @@ def _tree_of(settings: Mapping[str, Any]) -> Tree:
 
 
 def _merged(*trees: Mapping[str, Any]) -> Tree:
-    """Merge these trees into one; later trees override earlier ones."""
+    """Merge these trees into one; later trees take priority over earlier ones."""
     result: Tree = {}
     for tree in trees:
         for name, value in tree.items():
@@ -263,7 +263,7 @@ def _without_secrets(tree: Mapping[str, Any]) -> Tree:
 
 
 def _count(value: Any, *, unreadable: int) -> int:
-    """Return a limit as a number; None, zero or less become 0, which means no limit."""
+    """Return a limit as a number; None, zero or less becomes 0, which means no limit."""
     if value is None:
         return 0
     try:
@@ -273,7 +273,7 @@ def _count(value: Any, *, unreadable: int) -> int:
 
 
 def _truth(value: Any) -> bool | None:
-    """Return True or False, or None if unset; words such as "yes" and "off" count too."""
+    """Return True or False, or None if unset; words such as "yes" and "off" are accepted too."""
     if isinstance(value, str):
         return value.strip().lower() in {"true", "1", "yes", "on"} if value.strip() else None
     return None if value is None else bool(value)

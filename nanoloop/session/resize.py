@@ -1,4 +1,4 @@
-"""Keep a history small for the model: decide when to resize, do so, and update the memo."""
+"""Keep a history small for the model: decide when to resize it, do so, and update the memo."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ LITE, DEEP = "lite", "deep"
 FORCED = 1000
 """The severity of a resize on request."""
 LAST_RESIZE = "last_resize"
-"""The memo's key for the last resize, which no model sees."""
+"""The memo's key for the last resize, which is never shown to a model."""
 CATCH_UP_CHARS = 24_000
-"""The most text in one call that updates a memo; a longer text takes several calls."""
+"""The maximum length of text in one call that updates a memo; longer texts take several calls."""
 RESULT_LIMIT = 2000
 """How many characters of a tool's result are used for a memo."""
 REF_LIMIT = 500
-"""How many characters of a reference are shown; a longer one probably contains data."""
+"""How many characters of a reference are shown; a longer reference probably contains data."""
 _FENCE = re.compile(r"^```\w*\s*\n(.*?)\n?```\s*$", re.DOTALL)
 _REFS = ("file", "url", "path", "id", "name")
 _FACTS = ("name", "mime_type", "size", "width", "height", "duration")
 _TEXT = {"text", "input_text", "output_text", "tool_use", "tool_result"}
 
 Change = Callable[[Callable[["Session"], Any]], Awaitable[Any]]
-"""Applies a change to a session in one commit, and returns the change's result."""
+"""Applies a change to a session in one commit, and returns the result of the change."""
 Decision = dict[str, Any]
 """The decision's `type` and, if known, `reason`, `severity` and `meta`."""
 Schema = Callable[[Any], Any] | Mapping[str, Any]
-"""A memo's check: a function that returns False or raises, a pydantic model, or a JSON schema."""
+"""A check for memos: a function that returns False or raises, a pydantic model or a JSON schema."""
 
 
 class ReadEntries(Protocol):
@@ -55,7 +55,7 @@ class ReadEntries(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeInput:
-    """A session at one moment; later entries are not part of the resize."""
+    """A session at one moment; entries that are added later are not part of the resize."""
 
     entries_after: Callable[[int], Awaitable[list[Entry]]]
     """Returns the entries after a number, up to `end`."""
@@ -70,7 +70,7 @@ class ResizeInput:
 
     @property
     def kept_from(self) -> int:
-        """The index of the first entry in the window that the limits allow."""
+        """The index of the first entry in the window that the limits allow to keep."""
         return cut(self.window, keep=self.options.messages, chars=self.options.chars)
 
     @property
@@ -88,12 +88,12 @@ class ResizeResult:
     memo: Any
     memo_seq: int
     full: Sequence[Entry] | None = None
-    """The new history, or None if it stays the same."""
+    """The new history, or None if it doesn't change."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ResizeHandlers:
-    """The functions that control a session's resizes; each overrides any setting."""
+    """The functions that control a session's resizes; each takes priority over the settings."""
 
     policy: Handler | None = None
     """Replaces the rules; called with (full, current, settings)."""
@@ -106,13 +106,13 @@ class ResizeHandlers:
     fits: Callable[[Any], bool] = lambda _: True
     """Returns True if a new memo is acceptable."""
     provider: Provider | None = None
-    """The model that updates a memo without a handler."""
+    """The model that updates a memo if there is no handler."""
     mutex: Mutex = field(default_factory=Mutex)
     """Allows only one resize of a session at a time."""
 
     @property
     def are_built_in(self) -> bool:
-        """True if no user function, which might have to be awaited, takes part."""
+        """True if no user function is involved, which might have to be awaited."""
         own = (self.policy, self.memo_update, self.attachments)
         return own == (None, None, None) and self.resizes == DEFAULT_RESIZES
 
@@ -147,7 +147,7 @@ async def judge(
 
 
 def due_by_rules(session: Session) -> Decision | None:
-    """Return the rules' decision for this session."""
+    """Return what the rules decide for this session."""
     with session.lock:
         options, current = session.settings.snapshot(), session.messages
         turns = session.turns - session.last_resize_turn
@@ -157,13 +157,13 @@ def due_by_rules(session: Session) -> Decision | None:
 def default_decision(
     messages: Sequence[Mapping[str, Any]], options: Options, *, turns: int
 ) -> Decision | None:
-    """Return the rules' decision for this window, `turns` turns after the last resize."""
+    """Return what the rules decide for this window, `turns` turns after the last resize."""
     rules = (
         (DEEP, "max_messages_text_length", 100, 0 < options.chars <= total_chars(messages)),
         (LITE, "max_keep_messages_count", 50, 0 < options.messages < len(messages)),
         (LITE, "every_n_turns", 10, 0 < options.every_n_turns <= turns),
     )
-    # The first rule that applies decides, so the most severe comes first.
+    # The first rule that applies decides, so the most severe one comes first.
     due = ((kind, reason, severity) for kind, reason, severity, is_due in rules if is_due)
     for kind, reason, severity in due:
         return {"type": kind, "reason": reason, "severity": severity}
@@ -191,7 +191,7 @@ async def run(
 ) -> list[dict[str, Any]]:
     """Resize if necessary or forced, and return the window as chat messages.
 
-    Raise KeyError for a type without a handler, and any error that a handler raises; in both cases
+    Raise KeyError for a type without a handler, and any error that a handler raises; in both cases,
     nothing has changed.
     """
     async with by.mutex:
@@ -220,7 +220,7 @@ async def _resize(
 
 
 def _is_done(session: Session, now: ResizeInput) -> bool:
-    """Return True if a built-in resize has nothing left to do."""
+    """Return True if there is nothing left for a built-in resize to do."""
     return not now.kept_from and now.end == session.resized.get("seq", 0)
 
 
@@ -285,7 +285,7 @@ def _apply(
 
 
 def _still_shown(session: Session, now: ResizeInput, current: Iterable[Entry]) -> list[Entry]:
-    """Return the new window, updated for entries that were removed or added meanwhile."""
+    """Return the new window, including any changes made to the entries in the meantime."""
     was_shown = {entry.seq for entry in now.window}
     is_shown = {entry.seq for entry in session.log.window}
     kept = [e for e in current if e.seq in is_shown or e.seq not in was_shown]
@@ -326,8 +326,8 @@ async def _default(
 def cut_by_rules(session: Session, least_severity: int) -> int:
     """Resize if a rule of at least this severity applies, but leave the memo for later.
 
-    Return how many entries left the window. The memo's number stays, and marks where its update
-    must begin.
+    Return how many entries left the window. The memo's number does not change, and marks where the
+    next update of the memo must begin.
     """
     with session.lock:
         decision = due_by_rules(session)
@@ -346,16 +346,16 @@ def cut_by_rules(session: Session, least_severity: int) -> int:
 async def update_memo(
     session: Session, by: ResizeHandlers, change: Change, read: ReadEntries | None
 ) -> bool:
-    """Update the memo after the last resize; return False if it changed meanwhile.
+    """Update the memo after the last resize; return False if it was changed in the meantime.
 
-    Raise the provider's errors; nothing has changed in that case.
+    Raise the provider's errors, in which case nothing has changed.
     """
     async with by.mutex:
         # Durable first: the numbers that the memo covers must not become another writer's entries.
         now: ResizeInput = await change(partial(_input, read=read))
         if session.resized.get("type") == DEEP:
             result = await deep(now, by)
-        else:  # like `lite`, in pieces: after days of failures, one call is too small
+        else:  # like `lite`, in pieces: after days of failures, one call is not enough
             result = await _default(now, by, after=now.memo_seq, piece_chars=CATCH_UP_CHARS)
         return bool(await change(partial(_take_memo, now=now, result=result)))
 
@@ -373,7 +373,7 @@ def _take_memo(session: Session, *, now: ResizeInput, result: ResizeResult) -> b
 
 
 def chunks(messages: Sequence[dict[str, Any]], chars: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield chunks of at most `chars` characters; 0 means one chunk.
+    """Yield chunks of at most `chars` characters; 0 means a single chunk.
 
     A longer message is a chunk of its own.
     """
@@ -512,7 +512,7 @@ def _content(message: Mapping[str, Any]) -> Any:
 
 
 def _object_in(text: str) -> Any:
-    """Return the JSON value in a text, ignoring a code fence and text around it, or None."""
+    """Return the JSON value in a text, ignoring any code fence or text around it, or None."""
     fenced = _FENCE.match(text.strip())
     whole = fenced[1] if fenced else text.strip()
     for candidate in (whole, whole[whole.find("{") : whole.rfind("}") + 1]):
@@ -524,7 +524,7 @@ def _object_in(text: str) -> Any:
 
 
 def unwrapped(said: Any) -> dict[str, Any] | None:
-    """Return the value of `memo` if it is a dict, else the dict itself, else None."""
+    """Return the value of `memo` if it is a dict, else the dict itself, or None for no dict."""
     if not isinstance(said, Mapping):
         return None
     inner = said.get("memo")
@@ -532,9 +532,9 @@ def unwrapped(said: Any) -> dict[str, Any] | None:
 
 
 def check_of(schema: Schema | None) -> Callable[[Any], bool]:
-    """Return a function that checks a memo's shape; without a schema, any memo passes.
+    """Return a function that checks a memo's shape; without a schema, it accepts any memo.
 
-    Raise `SettingsError` for a JSON schema if its package is missing.
+    For a JSON schema, raise `SettingsError` if the package for it is missing.
     """
     if schema is None:
         return lambda _: True
@@ -605,7 +605,7 @@ def _facts(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_payloads(content: Any) -> Any:
-    """Return the content with attachments named instead of included."""
+    """Return the content with its attachments named rather than included."""
     if not isinstance(content, list):
         return content
     return "\n".join(filter(None, (_in_words(part) for part in content)))

@@ -61,10 +61,10 @@ class _Load:
 def _loaded(
     session: Session,
     text: str | bytes | Mapping[str, Any],
-    format: str | None = None,  # noqa: A002 - the seed's name
+    format: str | None = None,  # noqa: A002 - the original API's name
     key_path: str | None = None,
 ) -> Session:
-    """Import an export, or part of one; values that it lacks stay unchanged."""
+    """Import an export, or part of one; values that are not in it don't change."""
     return session.load_dict(parsed(text, format, key_path))
 
 
@@ -75,7 +75,7 @@ class Session(Conversation):
 
     def __init__(
         self,
-        id: str | None = None,  # noqa: A002 - the seeds' name for it
+        id: str | None = None,  # noqa: A002 - the original API's name
         *,
         about: Identity | None = None,
         clock: Callable[[], datetime] = utc_now,
@@ -87,11 +87,11 @@ class Session(Conversation):
         memo_update_handler: Handler | None = None,
         memo_schema: Schema | None = None,
     ) -> None:
-        """Create a session; `about` is its identity and lifetime, or `id` just its name.
+        """Create a session; `about` is its identity and lifetime, or `id` is just its name.
 
-        `settings` override the defaults, and settings made in the session override both. Handlers
-        override any setting; `resize_handlers` replace both default resizes. The provider updates
-        the memo.
+        `settings` take priority over the defaults, and settings made in the session over both.
+        Handlers take priority over any setting; `resize_handlers` replace both default resizes. The
+        provider updates the memo.
         """
         if about is None:
             about = Identity(id=new_id() if id is None else id, created_at=clock())
@@ -111,7 +111,7 @@ class Session(Conversation):
                 self.set_resize_handlers(name, handler)
 
     def move(self, session_id: str) -> None:
-        """Set the id of the session in which the chat continues; "" if it stays."""
+        """Set the id of the session in which the chat continues; "" if it stays in this one."""
         with self.lock:
             self.moved = session_id
             self.touch()
@@ -119,8 +119,8 @@ class Session(Conversation):
     def renew(self, fresh: Session) -> None:
         """Take over the state of another object for this session; unsaved changes are lost.
 
-        Users of this object can go on using it: it keeps its handlers, its settings' parent and its
-        provider.
+        Users of this object can continue to use it: it keeps its handlers, its settings' parent and
+        its provider.
         """
         with self.lock:
             for name in _STANDING:
@@ -187,7 +187,7 @@ class Session(Conversation):
     def history(self, limit: int = 0) -> list[Entry]:
         """Return the newest entries first, at most `limit`; zero or less means all.
 
-        Of entries with equal timestamps, the last added comes first.
+        Of entries with the same time, the one added last comes first.
         """
         with self.lock:
             entries = sorted(self.whole(), key=lambda e: (e.timestamp, e.seq), reverse=True)
@@ -235,7 +235,7 @@ class Session(Conversation):
         return self
 
     def show(self, entries: Iterable[Entry]) -> None:
-        """Make these entries the window: any part of the log, or entries that are in no log."""
+        """Make these entries the window; they may be any in the log, or in no log."""
         with self.lock:
             self.log.show(entries)
             self.touch()
@@ -270,7 +270,7 @@ class Session(Conversation):
         return sum(map(is_asked, self.window)) > 1
 
     def context_size(self) -> int:
-        """Return the window's tokens from the token counter, or one per four characters."""
+        """Return the window's size in tokens, as counted, or one per four characters."""
         with self.lock:
             texts = [entry_text(entry) + other_words(entry) for entry in self.log.window]
         if self.token_counter is not None:
@@ -298,7 +298,7 @@ class Session(Conversation):
             return fork
 
     def erase_words(self, person: Person, words: ErasedWords) -> None:
-        """Erase what a person said here and all that was derived from it; begin a new epoch.
+        """Erase what a person said here and everything derived from it; begin a new epoch.
 
         A store's `erase_words` makes the erasure durable.
         """
@@ -310,13 +310,13 @@ class Session(Conversation):
                 self.about = replace(self.about, title=title)
             if awaiting in words.left:
                 self._awaiting = awaiting
-                self.claims += 1  # a turn that is going on has read those words
+                self.claims += 1  # a running turn has read those words
             kept = tuple(
                 pin
                 for pin in pins
                 if pin["seq"] not in words.gone and person_in(pin.get("speaker")) != person
             )
-            # Also what somebody wrote into them by hand.
+            # This includes anything that somebody wrote into them by hand.
             start, spent = self.log.start - 1, self.summary_spent
             self._summary = Summary(seq=start, pins=kept, spent=spent)
             self._memo = Digest(value={}, seq=start)
@@ -330,7 +330,7 @@ class Session(Conversation):
 
     @property
     def memo(self) -> Any:
-        """A copy of the memo; at first {}."""
+        """A copy of the memo, which is {} at first."""
         with self.lock:
             return copied(self._memo.value)
 
@@ -342,7 +342,7 @@ class Session(Conversation):
 
     @property
     def memo_seq(self) -> int:
-        """The entries up to this number are in the memo."""
+        """Entries up to this number are in the memo."""
         return max(self._memo.seq, self.log.start - 1)
 
     @property
@@ -363,7 +363,7 @@ class Session(Conversation):
         return int(self.resized.get("turn", 0))
 
     def note_resize(self, resized: Mapping[str, Any], memo: Digest) -> None:
-        """Record a resize, and its new memo."""
+        """Record a resize and its new memo."""
         with self.lock:
             self.resized = resized
             if memo != self._memo:
@@ -388,7 +388,7 @@ class Session(Conversation):
         limit: Mapping[str, Any] | None = None,
         every_n_turns: int | str | None = None,
     ) -> Self:
-        """Set the most common settings; limits from several calls are combined."""
+        """Set the most common settings; limits set by earlier calls are kept."""
         with self.lock:
             self.settings.configure(mode=mode, limit=limit, every_n_turns=every_n_turns)
         return self
@@ -403,11 +403,11 @@ class Session(Conversation):
         self._handlers.provider = provider
 
     def set_policy_handler(self, handler: Handler | None) -> Self:
-        """Replace the rules by a handler, which maps (full, current, settings) to a decision."""
+        """Replace the rules with a handler, which maps (full, current, settings) to a decision."""
         self._handlers.policy = handler
         return self
 
-    def set_resize_handlers(self, type: str, handler: Handler) -> Self:  # noqa: A002 - the seed's name
+    def set_resize_handlers(self, type: str, handler: Handler) -> Self:  # noqa: A002 - the original API's name
         """Use a handler for resizes of this type; raise ValueError if the type is empty.
 
         It is called with (full, current, memo, settings) and returns (full, current, memo).
@@ -432,12 +432,12 @@ class Session(Conversation):
 
     @property
     def has_resize_handlers(self) -> bool:
-        """True if user functions, which may have to be awaited, take part in a resize."""
+        """True if a resize involves user functions, which may have to be awaited."""
         return not self._handlers.are_built_in
 
     @property
     def is_memo_due(self) -> bool:
-        """True if `cut_by_rules` left the memo to be updated."""
+        """True if `cut_by_rules` has left the memo to be updated."""
         by = self._handlers
         with self.lock:
             is_behind = self.memo_seq < int(self.resized.get("seq", 0))
@@ -448,16 +448,16 @@ class Session(Conversation):
     def cut_by_rules(self, *, least_severity: int = 0) -> int:
         """Resize if a built-in rule of at least this severity applies; leave the memo for later.
 
-        This never waits, so it can be part of the act that adds an answer. Return how many entries
+        This never waits, so it can be done in the step that adds an answer. Return how many entries
         left the window.
         """
         return resize.cut_by_rules(self, least_severity)
 
     async def update_memo(self, *, change: Change, read: ReadEntries | None = None) -> bool:
-        """Update the memo that `cut_by_rules` left; return False if it changed meanwhile.
+        """Update the memo that `cut_by_rules` left; return False if it was changed in the meantime.
 
-        Raise `ProviderError`, in which case nothing has changed. `change` applies an act to this
-        session durably; `read` is as in `async_resize`.
+        Raise `ProviderError`, in which case nothing has changed. `change` applies a function to
+        this session durably; `read` is as in `async_resize`.
         """
         return await resize.update_memo(self, self._handlers, change, read)
 
@@ -484,19 +484,19 @@ class Session(Conversation):
     ) -> list[dict[str, Any]]:
         """Resize if necessary or forced, and return the window as chat messages.
 
-        Raise KeyError for a type without a handler, and what a handler raises; nothing has changed
-        then. `read` loads entries that are only in the store; without it, `HistoryNotLoaded` is
-        raised if some are needed.
+        Raise KeyError for a type without a handler, and any error that a handler raises; in both
+        cases, nothing has changed. `read` loads entries that are only in the store; if some are
+        needed and there is no `read`, raise `HistoryNotLoaded`.
         """
         return await resize.run(self, self._handlers, force, read)
 
     # Export and import
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the complete state, without secrets from the settings."""
+        """Return the complete state, without any secrets from the settings."""
         return export.exported(self)
 
-    def dump(self, format: str = "json") -> str:  # noqa: A002 - the seed's name
+    def dump(self, format: str = "json") -> str:  # noqa: A002 - the original API's name
         """Return the complete state as JSON or YAML text."""
         return export.dumped(self.to_dict(), format)
 
@@ -517,7 +517,7 @@ class Session(Conversation):
         return self.load_dict(parsed(text, "yaml", key_path))
 
     def load_dict(self, data: Mapping[str, Any]) -> Self:
-        """Load all or part of what `to_dict` returned; absent values stay unchanged.
+        """Load all or part of a result of `to_dict`; values that are not in it don't change.
 
         Raise TypeError or ValueError for anything else, in which case nothing has changed. A
         session that a store knows keeps its id.
@@ -542,7 +542,7 @@ class Session(Conversation):
     def to_markdown(self) -> str:
         """Return the whole history as Markdown text."""
         with self.lock:
-            about = f"Session `{self.id}`, begun {self.created_at:%Y-%m-%d %H:%M}"
+            about = f"Session `{self.id}`, started {self.created_at:%Y-%m-%d %H:%M}"
             entries = list(self.whole())
         return export.as_markdown(entries, title=self.title, about=about, summary=self.summary)
 
@@ -563,7 +563,7 @@ class Session(Conversation):
         after: int = 0,
         clock: Callable[[], datetime] = utc_now,
     ) -> Session:
-        """Create a session from its stored state, with all entries numbered above `after`.
+        """Create a session from its stored state and all entries numbered above `after`.
 
         Entries newer than the head are included.
         """

@@ -1,6 +1,6 @@
 """The speakers in a message: its sender, and the people quoted, forwarded or overheard.
 
-Messages stored by older versions lack this structure: they are one text by the sender and are never
+Messages stored by older versions lack this structure: each is one text by its sender, and is never
 parsed.
 """
 
@@ -27,7 +27,7 @@ attachments.
 """
 
 ERASED_QUOTE = "erased"
-"""The key of a stored quote whose words were erased; it says neither what was said nor by whom."""
+"""The key of a stored quote that was erased; it says neither what was said nor who said it."""
 ERASED_WORDS = "(these words were erased)"
 """The text shown for a quote whose words were erased."""
 
@@ -44,7 +44,7 @@ NAME_CHARS = 40
 HANDLE_CHARS = 10
 SOMEONE = "someone"
 ME = "you"
-"""The name shown for the bot itself; nobody else can have it."""
+"""The name shown for the bot itself; nobody else can have this name."""
 _READ_CHARS = 200
 _ROLES = frozenset({"assistant", "developer", "function", "model", "system", "tool", "user"})
 _OURS = frozenset('|#:;,"`\\=*<>~^«»“”„‟\u2039\u203a')
@@ -72,7 +72,7 @@ class Passage:
 
 
 def passages_of(entry: Entry) -> Iterator[Passage]:
-    """Yield the texts in a message, in order, always including the sender's own, even if empty."""
+    """Yield the texts in a message, in order; include the sender's own text even if empty."""
     by = speaker_of(entry)
     for quote in quotes_of(entry):
         yield Passage(
@@ -93,7 +93,7 @@ def kind_of(entry: Entry) -> Kind:
     if SPEECH in metadata and isinstance(speech := metadata[SPEECH], dict):
         change = speech.get("change")
         return change if change in {"edit", "retraction"} else "said"
-    # Without these keys, it is a plain message that a person typed into an older version.
+    # Without these keys, it is a plain message that a person typed in an older version.
     is_old = metadata and (
         metadata.get("sender") or metadata.get(FILES) or metadata.get(ORIGIN) == "amendment"
     )
@@ -139,7 +139,7 @@ Person = tuple[str, str]
 
 
 def person_in(stored: Any) -> Person | None:
-    """Return a stored speaker's account; None if there is none, or if the bot is the speaker."""
+    """Return a stored speaker's account; None for a speaker without one, and for the bot."""
     by = speaker_in(stored)
     return (by.platform, by.id) if by is not None and by.id and not by.is_me else None
 
@@ -163,13 +163,13 @@ def with_quotes(metadata: Mapping[str, Any], quotes: list[Any]) -> dict[str, Any
 
 
 def erased_quote(quote: Any) -> dict[str, Any]:
-    """Return the remains of a stored quote whose words were erased."""
+    """Return what remains of a stored quote whose words were erased."""
     kind = quote.get("kind") if isinstance(quote, Mapping) else None
     return {"kind": kind, ERASED_QUOTE: True}
 
 
 def people_in(entry: Entry) -> list[Person]:
-    """Return the people whose words a message contains: its sender and those whom it quotes."""
+    """Return the people whose words a message contains: its sender, and anyone it quotes."""
     metadata = entry.metadata
     if SPEECH not in metadata:
         return []
@@ -185,7 +185,7 @@ def names_in(entry: Entry) -> dict[Person, str]:
 
 
 def without_words_of(entry: Entry, person: Person) -> Entry | None:
-    """Return the entry without this person's words; None if it is the person's own message."""
+    """Return the entry without this person's words; None if the person sent it."""
     if sender_in(entry.metadata) == person:
         return None
     quotes = stored_quotes(entry.metadata)
@@ -199,17 +199,17 @@ def _is_of(quote: Any, person: Person) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Askers:
-    """The people whose words may be repeated in the answer of a log's newest turn.
+    """The people whose words the answer of a log's newest turn may repeat.
 
     They are those who asked, and those whom they quoted, even if several messages are answered at
-    once or steer the turn.
+    once or join a running turn.
     """
 
     people: tuple[str, ...] = ()
     is_answered: bool = True
 
     def after(self, entry: Entry, people: Sequence[str]) -> Askers:
-        """Return the people to consider after this next entry, which has these people's words."""
+        """Return the people to consider after the next entry, which has these people's words."""
         if entry.role == "user":
             before = () if self.is_answered else self.people
             return Askers(tuple(dict.fromkeys((*before, *people))), is_answered=False)
@@ -230,7 +230,7 @@ class ErasedWords:
     """The waiting messages that contain the person's words."""
 
     def take(self, entry: Entry, person: Person, *, is_answer: bool) -> None:
-        """Record what becomes of an entry; `is_answer` if it may repeat the person's words."""
+        """Record what happens to an entry; `is_answer` if it may repeat the person's words."""
         if entry.role == "user":
             left = without_words_of(entry, person)
             if left is None:
@@ -326,17 +326,17 @@ def other_words(entry: Entry) -> str:
 
 
 def is_told_apart(entry: Entry) -> bool:
-    """Return True if the model must be told who spoke, unlike in a lone user's plain message."""
+    """Return True if the model must be told who spoke; not for a lone user's plain message."""
     metadata = entry.metadata
     if SPEECH not in metadata and GROUP not in metadata and ORIGIN not in metadata:
-        return False  # the usual case, checked for every entry of every request
+        return False  # the usual case, checked for every entry in every request
     speech = metadata.get(SPEECH)
     is_more = isinstance(speech, dict) and bool(speech.get("quotes") or speech.get("change"))
     return is_more or bool(metadata.get(GROUP)) or metadata.get(ORIGIN) == "system"
 
 
 def for_people(entry: Entry) -> str:
-    """Return a message's quotes and then its text, as exports show them."""
+    """Return a message's quotes followed by its text, as exports show them."""
     told = (_quoted(name_of(quote.speaker), quote.text) for quote in quotes_of(entry))
     return "\n\n".join((*told, str(entry.content.get("text") or "")))
 
@@ -363,7 +363,7 @@ def who(speaker: Speaker | None, otherwise: str = SOMEONE) -> str:
 
 @lru_cache(maxsize=4096)
 def display_name(name: str) -> str:
-    """Return a name in a safe form to show: one short line, unlike any mark or role.
+    """Return a name in a safe form to show: one short line that can't pass for a mark or role.
 
     Different people may be shown with the same name, but their handles differ.
     """

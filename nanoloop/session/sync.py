@@ -1,4 +1,4 @@
-"""Call async code from sync code and vice versa, with a lock that works for both."""
+"""Call async code from sync code and vice versa, with a lock that works in both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Handler = Callable[..., Any]
 
 
 async def called(handler: Handler, *arguments: Any) -> Any:
-    """Return the handler's result, awaited if necessary."""
+    """Return the handler's result, awaiting it if necessary."""
     if _is_async(handler):
         return await handler(*arguments)
     # In a thread, so that a slow handler delays no other session.
@@ -35,7 +35,7 @@ def _is_async(handler: Handler) -> bool:
 
 
 def fitting(handler: Handler, *arguments: Any) -> tuple[Any, ...]:
-    """Return as many of the first arguments as the handler accepts."""
+    """Return as many of the arguments, from the first on, as the handler accepts."""
     try:
         parameters = inspect.signature(handler).parameters.values()
     except (TypeError, ValueError):  # some built-ins have no signature
@@ -50,14 +50,14 @@ T = TypeVar("T")
 
 
 def blocking(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run an async function in an event loop of its own, in another thread; return its result."""
+    """Run an async function in its own event loop, in another thread, and return its result."""
     with start_blocking_portal() as portal:
         came: T = portal.call(function)
     return came
 
 
 _HELD: ContextVar[tuple[int, ...]] = ContextVar("_HELD", default=())
-"""The locks that this task, or the task that called this thread, holds."""
+"""The locks held by this task, or by the task that called this thread."""
 
 
 class _Waiter:
@@ -67,7 +67,7 @@ class _Waiter:
 
 
 class Mutex:
-    """A lock with one holder at a time; waiting does not block the event loop."""
+    """A lock with one holder at a time; waiting for it does not block the event loop."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -75,7 +75,7 @@ class Mutex:
         self._waiting: deque[_Waiter] = deque()
 
     def check_may_block(self) -> None:
-        """Raise RuntimeError if this thread would wait for itself and never end."""
+        """Raise RuntimeError if this thread would wait for itself forever."""
         thread = threading.get_ident()
         with self._guard:
             known = [*self._waiting, self._holder] if self._holder else []
@@ -109,7 +109,7 @@ class Mutex:
             is_mine = self._holder is me
             if not is_mine:
                 self._waiting.remove(me)
-        me.turn.set()  # ends the thread that waits
+        me.turn.set()  # ends the thread that is waiting
         if is_mine:
             self._pass_on()
 

@@ -1,6 +1,6 @@
 """All settings with their defaults, units and meanings, and the conflicts between them.
 
-From weakest to strongest: the default, the TOML file, the environment, a flag.
+Lowest priority first: the default, the TOML file, the environment, a flag.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class SessionSettings(Section):
     mode: Literal["lite", "memo"] = "lite"
     """The kind of resize: `lite` only trims the window, `memo` also updates a memo of the chat."""
     messages: Messages | None = Field(default=None, examples=[40])
-    """How many messages the window may have; replaces the rule of the message buffer."""
+    """How many messages the window may have; replaces the message buffer's rule."""
     chars: Annotated[int, Field(ge=1), Unit("characters")] | None = Field(
         default=None, examples=[12_000]
     )
@@ -274,7 +274,7 @@ class LogSettings(Section):
 
 
 class SentenceSettings(Section):
-    """The sentences that chats are told if something fails; reword them here, in `language`."""
+    """The sentences that chats receive if something fails; reword them here, in `language`."""
 
     model_down: Sentence = ENGLISH["model_down"]
     """The model's server can't be reached, or it failed."""
@@ -476,7 +476,7 @@ class Settings(BaseSettings):
     def of_code(cls, said: Mapping[str, str], *, env: Mapping[str, str] | None = None) -> Settings:
         """Combine the environment's settings with a program's own; same errors as `load`.
 
-        `said` maps dotted keys to the program's values, which are stronger. No file is read.
+        `said` maps dotted keys to the program's values, which take priority. No file is read.
         """
         return read_environment(cls, said, os.environ if env is None else env).together(cls)
 
@@ -489,7 +489,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Use only the values passed in code, so that nothing else changes them."""
+        """Use only the values passed in code, so that nothing else affects them."""
         return (init_settings,)
 
     @model_validator(mode="before")
@@ -507,17 +507,17 @@ class Settings(BaseSettings):
 
     @property
     def file(self) -> Path | None:
-        """The settings file that was read, or the stronger of two; None if none was read."""
+        """The settings file that was read (of two, the one that takes priority), or None."""
         return self._files[0] if self._files else None
 
     @property
     def files(self) -> Sequence[Path]:
-        """All settings files that were read, strongest first."""
+        """All settings files that were read, highest priority first."""
         return self._files
 
     @property
     def own_file(self) -> Path | None:
-        """The file in the user's folder, named explicitly, or trusted; None if there is none."""
+        """The settings file from the user's folder, named explicitly, or trusted; else None."""
         return self._own_file
 
     @property
@@ -527,7 +527,7 @@ class Settings(BaseSettings):
 
     @property
     def has_model(self) -> bool:
-        """True if everything is set to call the default model, such as its key and server."""
+        """True if everything needed to call the default model is set, such as key and server."""
         return lacking(self, self.model) is None
 
     def origin(self, key: str) -> Origin:

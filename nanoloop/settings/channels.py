@@ -68,7 +68,7 @@ class PlatformSettings(Section):
 
     @property
     def lacks(self) -> list[str]:
-        """The required settings that are not set yet."""
+        """The required settings that are still missing."""
         return [name for name in self.needs if getattr(self, name) is None]
 
     @property

@@ -34,25 +34,28 @@ class SettingsFile:
 
     table: Mapping[str, Any] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
-    """The line on which each dotted key or table begins, from 1."""
+    """The line, counted from 1, on which each dotted key or table begins."""
     text: str = ""
     """The text that was parsed."""
 
 
 def read_file(path: Path, *, beneath: Path | None = None) -> SettingsFile:
-    """Read a settings file; raise `UnreadableFile`. `beneath` is as for `text_of`."""
+    """Read a settings file; raise `UnreadableFile`.
+
+    `beneath` is described at `text_of`.
+    """
     text = text_of(path, beneath=beneath)
     return replace(parse(text), text=text)
 
 
 _MOST_BYTES = 1_000_000
-"""The most bytes in a settings file."""
+"""The maximum size of a settings file in bytes."""
 
 
 def text_of(path: Path, *, beneath: Path | None = None) -> str:
     """Return the file's text; raise `UnreadableFile`.
 
-    `beneath` is a folder that someone else may have filled; links below it are not followed.
+    `beneath` is a folder that someone else may have filled; links inside it are not followed.
     """
 
     def opened(name: str, flags: int) -> int:
@@ -108,7 +111,7 @@ def _lines(text: str) -> dict[str, int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each header or assignment, which may span lines, with its first line's number."""
+    """Yield each header or assignment, which may span lines, with the number of its first line."""
     begin, parts = 1, ""
     for number, line in enumerate(text.splitlines(keepends=True), start=1):
         parts += line
@@ -155,9 +158,9 @@ class AgentFile:
 
 
 def read_agents(folder: Path, *, beneath: Path | None = None) -> Iterator[AgentFile]:
-    """Yield the agents' files in a folder, sorted by name; the folder may be missing.
+    """Yield the agents' files in a folder, sorted by name; the folder need not exist.
 
-    `beneath` is as for `text_of`.
+    `beneath` is described at `text_of`.
     """
     for path in sorted(folder.glob("[!.]*")):
         if path.suffix in {".md", ".toml"} and path.is_file():
@@ -234,12 +237,12 @@ _FOR_ITS_OWNER = 0o600
 
 
 def write(path: Path, said: Mapping[str, Any]) -> str:
-    """Write settings, by their dotted keys, to a file, creating it if it is missing.
+    """Write settings, given by their dotted keys, to a file, and create the file if necessary.
 
     A file with a secret is readable only by its owner. Raise `SettingsError` if the file can't be
-    edited; it is then unchanged. Return the file's new text.
+    edited, which leaves it unchanged. Return the file's new text.
     """
-    path = path.resolve()  # a link is kept
+    path = path.resolve()  # a link stays a link
     mode = path.stat().st_mode & 0o777 if path.exists() else _FOR_ITS_OWNER
     text = with_settings(_text(path), said)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -255,7 +258,7 @@ def with_settings(text: str, said: Mapping[str, Any]) -> str:
         lines = text.splitlines(keepends=True)
         put = [_put(lines, before.lines, key, value) for key, value in said.items()]
         fresh = [line for line in put if line]
-        # Before all other lines, because after the first table header they would belong to that
+        # Above all other lines, because after the first table header they would belong to that
         # table.
         after = "".join(fresh + ["\n"] * bool(fresh and lines) + lines)
         if parse(after).table == _with_all(before.table, said):

@@ -1,4 +1,4 @@
-"""The known settings: the dotted keys of a model, and the spelling of each in every source."""
+"""The known settings: the dotted keys of a model, and how each source spells them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Harmless:
     """Marks a setting, never a table, that even an untrusted file may set.
 
     Until the user trusts a file in the current folder, its other settings are ignored. So don't
-    mark a setting that names a place, key, person, model, tool or code, that multiplies the model
-    calls, which cost money, or that is shown as the program's own words.
+    mark a setting that names a place, key, person, model, tool or code, or that multiplies the
+    model calls, which cost money, or that is shown as the program's own words.
     """
 
 
@@ -44,7 +44,7 @@ class ByName:
     table: Callable[[str], type[BaseModel]]
     """Returns the type for a name; raises `SettingsError` for an unknown name."""
     usual: type[BaseModel]
-    """The type that most tables have."""
+    """The type of most tables."""
     example: str
     always: Sequence[str] = ()
     """Names whose tables always exist, with their own types."""
@@ -73,7 +73,7 @@ def setting(model: type[BaseModel], path: tuple[str, ...]) -> FieldInfo | None:
 
 
 def setting_in(field: FieldInfo, name: str) -> FieldInfo | None:
-    """Return the setting or table of this name in a table, or None; same errors as `setting`."""
+    """Return the setting or table with this name in a table, or None; same errors as `setting`."""
     if is_named(field):
         mark = by_name(field)
         return FieldInfo(annotation=mark.table(name) if mark else table_of(field))
@@ -82,7 +82,7 @@ def setting_in(field: FieldInfo, name: str) -> FieldInfo | None:
 
 
 def settings_near(model: type[BaseModel], path: tuple[str, ...]) -> dict[str, FieldInfo]:
-    """Return the settings similar to a wrong path: all, or only those of its named table."""
+    """Return the settings similar to a wrong path: all, or only those of the table it names."""
     field = model.model_fields.get(path[0])
     table = table_of(field) if field else None
     mark = (by_name(field) if field else None) or (beside(table) if table else None)
@@ -122,7 +122,7 @@ def without_harm(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split a table into the values that untrusted files may set, and the rest by dotted keys.
 
-    No plugin is loaded for this. An unknown name is kept, so that it is refused by name later.
+    No plugin is loaded for this. Unknown names are kept, so that they can be reported later.
     """
     kept: dict[str, Any] = {}
     left: dict[str, Any] = {}
@@ -147,7 +147,7 @@ def without_harm(
 
 
 def _leaves(key: str, value: Any) -> dict[str, Any]:
-    """Return the values below this key by their dotted keys, or the value itself if not a table."""
+    """Return the values below this key by their dotted keys; or the value itself if not a table."""
     if not isinstance(value, Mapping) or not value:
         return {key: value}
     inner = dict(all_in(value, f"{key}."))
@@ -155,12 +155,12 @@ def _leaves(key: str, value: Any) -> dict[str, Any]:
 
 
 def variable(key: str) -> str:
-    """Return the variable for a key: `NANOLOOP_LOG__LEVEL` for `log.level`."""
+    """Return the variable for a key, such as `NANOLOOP_LOG__LEVEL` for `log.level`."""
     return PREFIX + key.upper().replace(".", "__")
 
 
 def flag(key: str) -> str:
-    """Return the flag for a key: `--log-level` for `log.level`."""
+    """Return the flag for a key, such as `--log-level` for `log.level`."""
     return "--" + key.replace(".", "-").replace("_", "-")
 
 
@@ -170,7 +170,7 @@ def is_named(field: FieldInfo) -> bool:
 
 
 def by_name(field: FieldInfo) -> ByName | None:
-    """Return the field's mark for tables that differ by name, or None."""
+    """Return the field's mark for tables that depend on their names, or None."""
     return next((mark for mark in field.metadata if isinstance(mark, ByName)), None)
 
 

@@ -60,21 +60,21 @@ def empty(key: str, table: type[BaseModel]) -> BaseModel:
 
 
 class PluginTables(Section):
-    """A table that may contain a table for each plugin of one kind, by name."""
+    """A table that may contain, by name, a table for each plugin of one kind."""
 
     model_config = ConfigDict(extra="allow")
     kind: ClassVar[plugins.Kind]
     usual: ClassVar[type[BaseModel]]
     """The type that most plugins' tables have."""
     always: ClassVar[Sequence[str]] = ()
-    """Installed plugins that have a table even if nothing is set in it."""
+    """Installed plugins that have a table even if it is empty."""
     gone: ClassVar[Mapping[str, str]] = {}
     """Former names, each with advice on what to write instead."""
     __pydantic_extra__: dict[str, PluginTable] = Field(init=False)
 
     @property
     def of_plugins(self) -> Mapping[str, BaseModel]:
-        """The tables that were given, and those of `always`, by plugin name."""
+        """The tables that were given, and those in `always`, by plugin name."""
         return self.__pydantic_extra__
 
     def of(self, name: str) -> BaseModel:

@@ -52,7 +52,7 @@ GONE = {
     "summary.reuse_prefix": "each summary is a separate request",
     "tools.result_chars": "the model sees 16,000 characters of a result",
 }
-"""Former settings, each with the fixed value, or with the setting to use instead."""
+"""Former settings, each with the value that is now fixed, or with the setting to use instead."""
 DEFAULT_AGENT = "assistant"
 """The name of the agent that the settings above all tables describe."""
 
@@ -338,7 +338,7 @@ def _auth(own: ToolServerSettings, key: str) -> Iterator[Problem]:
 
 
 def _agent_window(settings: Settings, name: str) -> Problem | None:
-    """Check an agent's window limits; the general limits apply if the agent sets none."""
+    """Check an agent's window limits; if the agent sets none, the general limits apply."""
     own = settings.agents[name]
     low, high = f"agents.{name}.message_buffer_min", f"agents.{name}.message_buffer_limit"
     keep = own.message_buffer_min or settings.message_buffer_min

@@ -1,7 +1,7 @@
 """Decide which settings may be shown, and which parts of them.
 
-A setting of the type `SecretStr` is secret, in a plugin's table too. In other settings, the login
-and query of an address are hidden, and so is anything that has the name of a key or looks like one.
+A setting of the type `SecretStr` is secret, even in a plugin's table. In other settings, the login
+and query of an address are hidden, and so is anything that is named like a key or looks like one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WITHOUT_SECRETS = ("agents", "sentences")
 """Tables in which a name such as `model_key` does not refer to a key."""
 # Greedy, because a password may contain an @.
 _LOGIN = re.compile(r"(?<=//)[^\s\"]*(?=@)")
-# Ends where an HTTP client ends the host, so that no host is hidden as a login.
+# Ends where an HTTP client ends the host, so that no host is mistaken for a login and hidden.
 _PLAIN_LOGIN = re.compile(r"(?<=//)[^\s\"/?#\\]*(?=@)")
 _HOST = re.compile(r"\w[\w+.-]*://[^\s\"/?#\\]+")
 _QUERY = re.compile(r"(?<=//)([^\s\"?#]*)[?#]([^\s\"]+)")
@@ -54,7 +54,7 @@ def shown_as(key: str, value: Any) -> str:
     """Return a value from an untrusted file, for the user who decides whether to trust the file.
 
     The value is hidden only if its name is that of a secret, because the file's author controls
-    what it looks like. The host of an address is always shown.
+    what the value looks like. The host of an address is always shown.
     """
     match value:
         case Mapping():
@@ -86,19 +86,19 @@ def masked(value: object) -> str:
 
 
 def may_be_secret(key: str, value: Any) -> bool:
-    """Return True if the value has the name of a secret, or looks like one."""
+    """Return True if the value is named like a secret, or looks like one."""
     named_so = isinstance(value, str) and _NAME.search(key)
     return bool(named_so or _VALUE.search(str(value)))
 
 
 def open_in(table: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield a free table's items, with a `SecretStr` for each text that may be secret."""
+    """Yield the items of a table with free keys; texts that may be secret become `SecretStr`."""
     for key, value in table.items():
         yield str(key), _closed(value) if _ALL_SECRET.search(str(key)) else _marked(str(key), value)
 
 
 def kept_secret(name: str, value: Any) -> Any:
-    """Return a setting's value, with `SecretStr` for all texts of a table such as `headers`."""
+    """Return a setting's value, with `SecretStr` for every text in a table such as `headers`."""
     return _closed(value) if isinstance(value, Mapping) and _ALL_SECRET.search(name) else value
 
 
@@ -120,7 +120,7 @@ def _closed(value: Any) -> Any:
 
 
 def secrets_in(value: Any) -> Iterator[str]:
-    """Yield every text in a value that `shown` hides, so that it can be found elsewhere."""
+    """Yield every text that `shown` hides in a value, so that it can be found elsewhere."""
     match value:
         case SecretStr():
             yield value.get_secret_value()

@@ -1,4 +1,4 @@
-"""The sources of settings: the command line, the environment and files; the strongest wins."""
+"""The sources of settings: command line, environment and files, highest priority first."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ EVERYWHERE = (
         if vendor.address
     ),
 )
-"""Variables that other programs use too, from weak to strong; our own override them all."""
+"""Variables that other programs use too, lowest priority first; our own override them all."""
 _MODELS = {"model", "summary_model", "fallback_model"}
 """The last parts of the keys that name a model."""
 _OF_ALL_PROGRAMS = {name for name, _ in EVERYWHERE}
@@ -121,7 +121,7 @@ class Source:
 
     table: dict[str, Any] = field(default_factory=dict)
     places: Mapping[str, Origin] = field(default_factory=dict)
-    """Where each dotted key, or the table around it, is set."""
+    """Where each dotted key, or the table that contains it, is set."""
     place: Origin = DEFAULT
     """Where everything else in this source is set."""
     problems: list[Problem] = field(default_factory=list)
@@ -164,9 +164,9 @@ class Sources:
     """All sources that were read at startup."""
 
     said: tuple[Source, ...]
-    """The sources, strongest first."""
+    """The sources, highest priority first."""
     files: tuple[Path, ...] = ()
-    """The settings files that were read, strongest first."""
+    """The settings files that were read, highest priority first."""
     own_file: Path | None = None
     """The one of these files that is the user's own, or None."""
     left_out: LeftOut | None = None
@@ -195,7 +195,7 @@ class Sources:
                 found = [problem.found_in(self.origins) for problem in conflicts.problems]
             else:
                 break
-            # Invalid values are removed, because the others may conflict too.
+            # Invalid values are removed, so that conflicts among the others are found too.
             if not (fresh := [problem for problem in found if problem not in problems]):
                 break
             problems += fresh
@@ -231,7 +231,7 @@ def _known_part(model: type[BaseSettings], path: tuple[str, ...]) -> tuple[str, 
 def _is_known(model: type[BaseSettings], path: tuple[str, ...]) -> bool:
     try:
         return setting(model, path) is not None
-    except SettingsError:  # the value is refused later, with the reason
+    except SettingsError:  # the value is rejected later, with the reason
         return True
 
 
@@ -243,7 +243,7 @@ def read_sources(
     env: Mapping[str, str],
     cwd: Path,
 ) -> Sources:
-    """Read every source; an unreadable one adds a problem rather than raising."""
+    """Read every source; if one is unreadable, add a problem rather than raise an error."""
     named = config or env.get(CONFIG)
     files = [_read(Path(named), is_needed=True)] if named else _found(model, cwd, env)
     typed = {key: str(value) for key, value in flags.items() if value is not None}
@@ -268,7 +268,7 @@ def read_sources(
 def _keep_keys_apart(said: Sequence[Source]) -> None:
     """Remove keys that would be sent to an address they were not meant for.
 
-    Other programs' variables were not meant for a settings file: their keys are not sent to an
+    Other programs' variables were not meant for a settings file. Their keys are not sent to an
     address that has its own key in the file, and no key in a file is sent to their addresses.
     """
     words = {word for source in said for word in _table(source.table.get("providers"))}
@@ -332,7 +332,7 @@ class _Texts(EnvSettingsSource):
         """Return the setting with this name in a table, which may belong to a plugin."""
         try:
             return setting_in(field, key) if field else None
-        except SettingsError:  # the value is refused later, with the reason
+        except SettingsError:  # the value is rejected later, with the reason
             return None
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:  # noqa: ARG002
@@ -350,7 +350,7 @@ def _of_texts(
 ) -> Source:
     known = {key for key in texts if _is_known(model, tuple(key.split(".")))}
     table = _Texts(model, {key: texts[key] for key in known})()
-    # Unknown settings are kept under their full names, so that they are refused by these.
+    # Unknown settings are kept under their full names, so that errors can mention these.
     unknown = {key: text for key, text in texts.items() if key not in known}
     return Source(table={**table, **unknown}, places=places)
 
@@ -361,7 +361,7 @@ class _Read:
 
     path: Path
     sources: tuple[Source, ...]
-    """The sources in the files, strongest first: the settings file overrides the agents' files."""
+    """The sources in the files, highest priority first; the agents' files come last."""
     digest: str = ""
     left_out: LeftOut | None = None
     is_there: bool = True
@@ -381,14 +381,15 @@ def _read(path: Path, *, is_needed: bool = False, beneath: Path | None = None) -
 
 
 def _found(model: type[BaseSettings], cwd: Path, env: Mapping[str, str]) -> list[_Read]:
-    """Read the current folder's file and, unless it is trusted, also the user's own.
+    """Read the current folder's file and, unless it is trusted, the user's own as well.
 
     Without a file in the current folder, read only the user's own.
     """
     own, here = user_folder("config", env) / NAME, cwd / NAME
     if not here.is_file() or (own.exists() and own.samefile(here)):
         return [_read(own)]
-    # Links are not followed: another file's trust would apply, and any file could become a prompt.
+    # Links are not followed: the trust in another file would apply, and any file could become a
+    # prompt.
     found, trust = _read(here, beneath=cwd), Trust(env)
     if (answer := trust.of(here, found.digest)) is True:
         return [found]
@@ -426,7 +427,7 @@ def _of_agent(file: AgentFile) -> Source:
 
 def _variables(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Yield the name, key and value of each variable that is not empty."""
-    # Ours come after those of other programs, because the later one counts.
+    # Ours come after those of other programs, because the last one counts.
     for name, key in EVERYWHERE:
         if env.get(name):
             yield name, key, address_in(name, env[name])
@@ -437,13 +438,13 @@ def _variables(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _vendors_in(*said: tuple[str, Any]) -> set[str]:
-    """Return the vendors of the models that these sources name."""
+    """Return the vendors of all models named in these sources."""
     models = [value for key, value in said if key.rpartition(".")[2] in _MODELS]
     return {split(model)[0] for model in models if isinstance(model, str)}
 
 
 def _is_idle(name: str, key: str, value: str, vendors: set[str]) -> bool:
-    """Return True if another program set an invalid address for a vendor that is not in use."""
+    """Return True if another program's variable has an invalid address for a vendor not in use."""
     if (name, key) not in EVERYWHERE or not key.endswith(".base_url"):
         return False
     if key.split(".")[1] in vendors:

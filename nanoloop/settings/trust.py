@@ -1,6 +1,6 @@
-"""Decide whether to trust a settings file, because one in the current folder may be anyone's.
+"""Decide whether to trust a settings file; one in the current folder may come from anyone.
 
-Until the user trusts such a file, by path and content, it changes only harmless settings, and the
+Until the user trusts such a file, by path and content, it only changes harmless settings, and the
 user's own file is read too.
 """
 
@@ -27,7 +27,7 @@ _LONGEST = 200
 _LONGEST_VALUE = 4_096
 """How many characters of a value are shown; no path or host is longer."""
 _FUNCTIONS = ("channels.transcribe", "tools.functions")
-"""The settings whose code may be in the file's folder."""
+"""The settings that name functions, whose code may be in the file's folder."""
 _PLAIN = re.compile(r"[\w.-]+", re.ASCII)
 
 
@@ -38,7 +38,7 @@ class LeftOut:
     path: Path
     digest: str
     said: Mapping[str, Any] = field(repr=False)
-    """The values that are left out, by their dotted keys."""
+    """The values that are left out, by dotted key."""
     is_refused: bool = False
     """True if the user has decided not to trust the file."""
 
@@ -54,7 +54,7 @@ class LeftOut:
 
     @property
     def lines(self) -> list[str]:
-        """Each of these settings with its value, secrets masked."""
+        """Each of these settings with its value, with secrets masked."""
         shown = zip(self._names(), self.said.items(), strict=True)
         return [f"{name} = {_value(key, value)}" for name, (key, value) in shown]
 
@@ -77,7 +77,7 @@ def _value(key: str, value: Any) -> str:
 
 
 class Trust:
-    """The user's answers about files to trust, stored in the user's settings folder."""
+    """The user's answers about which files to trust, stored in the user's settings folder."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.file = user_folder("config", env) / FILE

@@ -58,7 +58,7 @@ class ServerSettings:
 
     @property
     def lacks(self) -> str | None:
-        """A sentence that says what must be set to call the server, or None."""
+        """A sentence that says what must be set before the server can be called, or None."""
         if self.url is None:
             return f"no address is set: set {self.vendor.address}"
         if self.key is None and self.vendor.keys and self.url == (self.vendor.url or self.url):
@@ -105,19 +105,19 @@ def server_of(settings: Settings, word: str) -> ServerSettings:
     own, vendor = own_of(settings, word), VENDORS[word]
     key = own.api_key
     if word == "openai" and settings.base_url is None:
-        key = key or settings.api_key  # this key is OpenAI's too
+        key = key or settings.api_key  # this key is also OpenAI's
     options = {**settings.provider.options, **own.options}
     url = own.base_url or vendor.url
     return ServerSettings(word=word, vendor=vendor, url=url, key=_said(key), options=options)
 
 
 def servers_of(settings: Settings) -> list[ServerSettings]:
-    """Return the servers for all models in the settings, and for all vendors that are set up."""
+    """Return the servers for all models in the settings and for all vendors that are set up."""
     named = {split(model)[0] for _, model in models_of(settings)}
     words = [word for word in VENDORS if word in named or settings.providers.get(word)]
     servers = [server_of(settings, word) for word in words if word != "local"]
     plain = _plain(settings)
-    # If no model uses this server, its key may be meant for another one.
+    # If no model uses this server, its key may be meant for another server.
     if plain.lacks or "" not in named:
         return servers
     # A key set only for OpenAI appears under both of its names.
@@ -137,7 +137,7 @@ def own_of(settings: Settings, word: str) -> Any:
 
 
 def lacking(settings: Settings, model: str) -> str | None:
-    """Return a sentence that says what must be set to call this model, or None."""
+    """Return a sentence that says what must be set before this model can be called, or None."""
     word, name = split(model)
     if word and not name:
         return f"no model is named: write {word}:NAME"
@@ -197,13 +197,13 @@ SMALL_PROMPT = (
 _FOR_THE_CONVERSATION = 0.75
 """The part of the context that a request may use; the rest is for the answer."""
 _CHARS_A_TOKEN = 2
-"""A low value, to suit all languages: a batch too long for the model would never be summarised."""
+"""Low, to suit all languages: a batch too long for the model would never be summarised."""
 _SUMMARY_SECONDS = 600
-"""A long time, because a local model reads slowly and answers all turns first."""
+"""Long, because a local model reads slowly and serves all turns first."""
 
 
 def context_tokens(settings: Settings, model: str | None = None) -> int:
-    """Return the tokens that one conversation with a local model may use."""
+    """Return how many tokens one conversation with a local model may use."""
     found = known(file_of(model or settings.model, settings.models).stem)
     suited = found.context_tokens if found else None
     return settings.local.context_tokens or suited or defaults.LOCAL_CONTEXT_TOKENS

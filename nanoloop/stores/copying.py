@@ -36,7 +36,7 @@ class Copied:
 Tell = Callable[[str, Copied], None]
 """Called after each session that was processed."""
 Warn = Callable[[str, str], None]
-"""Called for each damaged session with a description of the damage."""
+"""Called with a description of the damage for each damaged session."""
 
 
 async def copy(
@@ -47,17 +47,18 @@ async def copy(
     tell: Tell = lambda *_: None,
     warn: Warn = lambda *_: None,
 ) -> Copied:
-    """Copy every session and key, except those that the target has with identical content.
+    """Copy every session and key, except those that the target already has with identical content.
 
-    Logins to the web page are not copied, so people log in again. An unreadable session is skipped;
-    a partly readable one is copied as far as possible. A damaged session in the target is kept
-    unless `replace`. If interrupted, the same call resumes the copy. Raise `SessionDiffers` unless
-    `replace`, and `StoreError` for a session that differs after it was written.
+    Logins to the web page are not copied, so people have to log in again. An unreadable session is
+    skipped, and a partly readable one is copied as far as possible. A damaged session in the target
+    is kept unless `replace` is set. If a copy is interrupted, repeat the same call to resume it.
+    Raise `SessionDiffers` if the target has another version of a session and `replace` is not set.
+    Raise `StoreError` if a session differs after it was written.
     """
     done = Copied()
     # List all names first, because sessions written meanwhile would shift the pages.
     names = await names_to_copy(source)
-    if (record := source.sealing.record) is not None:  # chats whose key is a digest continue
+    if (record := source.sealing.record) is not None:  # for chat keys that are digests
         target.sealing.inherited = record.secret
     for name in names:
         try:
@@ -118,7 +119,7 @@ async def _copy_one(
 
 
 async def _theirs(target: DatabaseStore, name: str) -> StoredSnapshot | str | None:
-    """Return the target's session, the reason why it can't be read, or None if missing."""
+    """Return the target's session, the reason why it can't be read, or None if it doesn't exist."""
     try:
         return await taken(target, name)
     except SessionNotFound:
@@ -126,7 +127,7 @@ async def _theirs(target: DatabaseStore, name: str) -> StoredSnapshot | str | No
 
 
 def _damage(theirs: StoredSnapshot | str) -> str:
-    """Describe a session's damage; "" if there is none."""
+    """Describe a session's damage; return "" if there is none."""
     problems = [theirs] if isinstance(theirs, str) else list(problems_of(theirs))
     more = f", and {len(problems) - 1} more problems" if problems[1:] else ""
     return f"{problems[0]}{more}" if problems else ""
@@ -148,10 +149,10 @@ async def _verify(target: DatabaseStore, name: str, snapshot: StoredSnapshot) ->
 async def seal_all(
     store: DatabaseStore, *, tell: Tell = lambda *_: None, warn: Warn = lambda *_: None
 ) -> Copied:
-    """Encrypt every session with the first key, and then refuse all other keys.
+    """Encrypt every session with the first key, and reject all other keys afterwards.
 
-    With a keys file, each session gets its own keys. If interrupted, the same call resumes the
-    work. Data that can't be read is left unchanged.
+    With a keys file, each session gets its own keys. If the work is interrupted, repeat the same
+    call to resume it. Data that can't be read is left unchanged.
     """
     done = Copied()
     await store.use_keys()
@@ -186,7 +187,7 @@ HEARD_AT_ONCE = 500
 
 
 async def _copy_heard(source: DatabaseStore, target: DatabaseStore) -> None:
-    """Keep messages answered in the source from being answered again in the target."""
+    """Prevent messages that were answered in the source from being answered again in the target."""
     page: list[HeardMessage] = []
     async for message in source.heard():
         page.append(message)
@@ -197,7 +198,7 @@ async def _copy_heard(source: DatabaseStore, target: DatabaseStore) -> None:
 
 
 def digest(snapshot: StoredSnapshot) -> str:
-    """Return a short text that is the same for snapshots with the same content, from any store."""
+    """Return a short text that is identical for snapshots with the same content, from any store."""
     said = hashlib.sha256()
     head = {name: value for name, value in snapshot.head.items() if name != COMMIT_ID}
     for part in (head, snapshot.sections, *(_told(e) for e in snapshot.entries)):
@@ -230,13 +231,13 @@ async def check(store: DatabaseStore) -> AsyncIterator[Checked]:
 
 
 def problems_of(snapshot: StoredSnapshot) -> Iterator[str]:
-    """Yield a description of everything in a session that is unreadable or inconsistent."""
+    """Yield a description of each unreadable or inconsistent part of a session."""
     yield from snapshot.unreadable
     if "updated_at" not in snapshot.head:
         yield "its head is missing"
     try:
         snapshot.to_session(utc_now)
-        # The values are valid: now check that they agree.
+        # Each value is valid on its own: now check that they agree.
         yield from _in_numbers(snapshot)
         yield from _in_head(snapshot)
     except SessionDamaged as damaged:

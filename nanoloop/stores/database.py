@@ -30,7 +30,7 @@ from nanoloop.stores.snapshot import (
 
 NODE_SECONDS = defaults.NODE_SECONDS
 FORGET_NODE_SECONDS = 3600.0
-"""How long after a process's last heartbeat its row is deleted."""
+"""How long a process's row is kept after its last heartbeat."""
 HEARD_SECONDS = 72 * 3600
 """How long message ids are kept."""
 COMMIT_ID = "commit"
@@ -43,21 +43,21 @@ class Commit:
 
     id: str
     revision: int
-    """The revision that the commit is based on; `head["rev"]` is one more."""
+    """The revision that the commit is based on; `head["rev"]` is one higher."""
     head: Mapping[str, Any]
     sections: Mapping[str, Any]
     entries: Sequence[Entry]
-    """The new entries, with numbers above all existing ones."""
+    """The new entries, numbered above all existing ones."""
     texts: Sequence[bytes]
     """The JSON text of each new entry, without its number."""
     rewritten: Sequence[Entry] = ()
-    """Erased entries, each of which replaces the entry with its number."""
+    """Erased entries; each replaces the entry with its number."""
     erased: frozenset[int] = frozenset()
-    """The numbers of all erased entries, including those that can't be read."""
+    """The numbers of all erased entries, including unreadable ones."""
     heard: Sequence[tuple[str, str]] = ()
     """The chat and id of each message that this commit records."""
     grows: int = 0
-    """How many bytes larger the session becomes."""
+    """The number of bytes by which the session grows."""
 
     @classmethod
     def of(
@@ -71,7 +71,7 @@ class Commit:
     ) -> Commit:
         """Create a commit; its `rewritten` entries shrink by `shrinks` bytes.
 
-        The changes may be encrypted or not.
+        The changes may be encrypted or plain text.
         """
         texts = [text_of(entry) for entry in changes.entries]
         return cls(
@@ -89,12 +89,12 @@ class Commit:
 
     @property
     def commit_id(self) -> str:
-        """The commit's id; a writer recognises its own commit by it, even if the reply got lost."""
+        """The commit's id, which tells a writer after a lost reply that the commit is its own."""
         return str(self.head[COMMIT_ID])
 
     @property
     def window(self) -> int:
-        """The lowest entry number that the window shows after the commit."""
+        """The lowest entry number in the window after the commit."""
         return window_start(self.head)
 
     @property
@@ -114,7 +114,7 @@ class Commit:
 
     @property
     def expires_at(self) -> int | None:
-        """The time when the session expires, in microseconds since 1970; None for never."""
+        """When the session expires, in microseconds since 1970; None if it never does."""
         moment = expiry(self.head)
         return None if moment is None else micros(moment)
 
@@ -124,7 +124,7 @@ class HeardMessage:
     """A message that was accepted."""
 
     chat: str
-    """The key of the message's chat, whichever session the chat had then."""
+    """The key of the message's chat, whatever session the chat had then."""
     id: str
     """The channel's id for the message."""
     at: int
@@ -154,7 +154,7 @@ class StoredSession:
     ) -> StoredSession | SessionDamaged:
         """Read a session's overview from its row.
 
-        The error for a damaged session is returned, not raised, so that listing can go on.
+        The error for a damaged session is returned, not raised, so that the listing can continue.
         """
         try:
             with decoding(session_id):
@@ -168,13 +168,14 @@ class StoredSession:
 
 
 TRIED_LIMIT = 8
-"""How many unanswered commits in a row are remembered."""
+"""How many consecutive commits without a reply are remembered."""
 
 
 class TriedCommits:
-    """The commits that each session object has tried, and whose outcome is unknown.
+    """The commits that each session object has tried and whose outcome is unknown.
 
-    A commit's reply may get lost. The random id in the head shows which commit was written last.
+    The reply to a commit may get lost. The random id in the head shows which commit was written
+    last.
     """
 
     def __init__(self) -> None:
@@ -190,17 +191,17 @@ class TriedCommits:
             tried.append((changes, commit.commit_id))
 
     def forget(self, session: Session, *, upto: Changes) -> None:
-        """Forget the commits tried before or with these changes, because they no longer matter."""
+        """Forget the commits tried up to and including these changes; they no longer matter."""
         with self._lock:
             tried = self._tried.pop(session.tracker, ())
             later = [each for each in tried if each[0].revision > upto.revision]
-            if later:  # of another event loop
+            if later:  # belongs to another event loop
                 self._tried[session.tracker] = deque(later, maxlen=TRIED_LIMIT)
 
     def settle(
         self, session: Session, head: Mapping[str, Any], *, refused: Changes | None = None
     ) -> bool:
-        """Tell the session which commit was written; return False if it was another writer's."""
+        """Tell the session which commit was written; return False if another writer's was."""
         revision = refused.revision if refused else session.revision
         with self._lock:
             tried = tuple(self._tried.get(session.tracker, ()))
@@ -215,14 +216,14 @@ class TriedCommits:
 class Database(Protocol):
     """Stores sessions as rows; calls are atomic, durable on return, and raise only `StoreError`.
 
-    A database knows nothing about time or encryption: its caller has the clock and the key.
+    A database knows nothing about time or encryption; its caller supplies both.
     """
 
     async def insert(self, commit: Commit, *, over: int | None) -> bool:
-        """Create a session, replacing the session at revision `over` completely.
+        """Create a session, completely replacing the session at revision `over`.
 
-        If `over` is None, no session with this id may exist. Return False if another writer, or an
-        earlier attempt, was first. Raise `AlreadyHeard` like `commit`.
+        If `over` is None, there must be no session with this id. Return False if another writer, or
+        an earlier attempt of this one, was first. Raise `AlreadyHeard` like `commit`.
         """
         ...
 
@@ -230,11 +231,11 @@ class Database(Protocol):
         """Write everything if the session is at `commit.revision` and has not expired before `now`.
 
         Return the revision that the session was at, or None if there is no session. Nothing is
-        written unless this is `commit.revision`; on a retry after a lost reply, the head already
-        has this commit's id. Only then are its messages checked: raise `AlreadyHeard`, writing
-        nothing, if one of `commit.heard` was recorded before; otherwise record them all at
-        `commit.updated_at`. If two commits contain the same message, in any sessions or processes,
-        only one of them succeeds.
+        written if it differs from `commit.revision`; after a lost reply, a retry finds this
+        commit's id in the head. If it matches, the commit's messages are checked: if one of
+        `commit.heard` was recorded before, write nothing and raise `AlreadyHeard`; otherwise,
+        record them all at `commit.updated_at`. If two commits contain the same message, in any
+        sessions or processes, only one of them succeeds.
         """
         ...
 
@@ -261,16 +262,16 @@ class Database(Protocol):
         ...
 
     async def delete_expired(self, *, now: int) -> int:
-        """Remove sessions that expired before `now`, and return how many.
+        """Remove sessions that expired before `now`, and return how many there were.
 
-        Also forget messages recorded more than `HEARD_SECONDS` before `now`.
+        Also forget messages that were recorded more than `HEARD_SECONDS` before `now`.
         """
         ...
 
     def glances(self, *, now: int) -> AsyncIterator[StoredSession | SessionDamaged]:
-        """Yield unexpired sessions without entries, last changed first, a page at a time.
+        """Yield unexpired sessions without their entries, last changed first, a page at a time.
 
-        Of its sections, an overview needs only the one that identifies the session.
+        The only section that an overview needs is the one that identifies the session.
         """
         ...
 
@@ -286,7 +287,7 @@ class Database(Protocol):
         ...
 
     async def beat(self, node: Node) -> Sequence[Node]:
-        """Like `Store.beat`, in one step; return the processes with their ages.
+        """Like `Store.beat`, in one step; return each process with the age of its heartbeat.
 
         A process counts as alive for `NODE_SECONDS` after a heartbeat, and is forgotten after an
         hour.
@@ -298,19 +299,19 @@ class Database(Protocol):
         ...
 
     async def has_heard(self, chat: str, message_id: str) -> bool:
-        """Return True if the chat's message with this id was recorded and isn't forgotten yet."""
+        """Return True if this message id was recorded for the chat and is not yet forgotten."""
         ...
 
     def heard(self) -> AsyncIterator[HeardMessage]:
-        """Yield every recorded message that isn't forgotten, for copying to another store."""
+        """Yield every recorded message that is not yet forgotten, for copying to another store."""
         ...
 
     async def hear(self, messages: Sequence[HeardMessage]) -> None:
-        """Record these messages from another store; messages already known stay unchanged."""
+        """Record these messages from another store; messages already known don't change."""
         ...
 
     async def bind(self, key: str, session_id: str) -> None:
-        """Bind this key to a session from now on."""
+        """Bind this key to a session, replacing any earlier binding."""
         ...
 
     async def bound(self, key: str) -> str | None:
@@ -343,5 +344,5 @@ def text_of(entry: Entry) -> bytes:
 
 
 def size_of(entry: Entry) -> int:
-    """Return the bytes that an entry needs."""
+    """Return the number of bytes that an entry takes up."""
     return len(text_of(entry))

@@ -26,7 +26,7 @@ _NONCE_BYTES = 12
 
 
 class KeySeal:
-    """Encrypts with its first key, and decrypts with any of its keys; each text has one place."""
+    """Encrypts with the first key and decrypts with any of them; binds each text to one place."""
 
     def __init__(self, keys: str, *, keys_file: Path | None = None) -> None:
         """Take one or more `keys`, separated by commas; raise `SettingsError` if one is not valid.
@@ -36,7 +36,7 @@ class KeySeal:
         words = [key.strip() for key in keys.split(",")]
         try:
             self._fernet = MultiFernet([Fernet(key) for key in words])
-        except ValueError as error:  # its text may name the key
+        except ValueError as error:  # its text may contain the key
             raise SettingsError(
                 "store.encryption_key contains something that is not a key: generate one with "
                 '`python -c "from cryptography.fernet import Fernet; '
@@ -48,23 +48,23 @@ class KeySeal:
         self.keys_file = None if keys_file is None else KeysFile(keys_file, self)
 
     def seal(self, data: bytes, place: bytes) -> str:
-        """Return these bytes as encrypted text, which can be decrypted only for this place."""
+        """Return these bytes as encrypted text, which can only be decrypted with the same place."""
         name = self.names[0]
         return f"{MARK}.{name}.{self._ciphers[name].seal(data, place)}"
 
     def open(self, text: str, place: bytes) -> bytes:
-        """Return the original bytes; raise ValueError if no key matches, or the place differs."""
+        """Return the original bytes; raise ValueError if no key matches or the place differs."""
         mark, name, code = text.split(".")
         if mark != MARK or name not in self._ciphers:
             raise ValueError("not a text that these keys encrypted")
         return self._ciphers[name].open(code, place)
 
     def cipher(self, keys: Iterable[bytes]) -> Cipher:
-        """Return a cipher made from all of these keys, all of which are needed to decrypt."""
+        """Return a cipher that needs all of these keys to decrypt."""
         return Cipher(_derived(b"".join(keys), b"keys", 32))
 
     def open_former(self, text: str) -> bytes:
-        """Decrypt a text that an earlier version wrote; raise ValueError if no key matches."""
+        """Decrypt a text written by an earlier version; raise ValueError if no key matches."""
         try:
             return self._fernet.decrypt(text)
         except InvalidToken as error:
@@ -83,9 +83,9 @@ class Cipher:
         return urlsafe_b64encode(nonce + self._aes.encrypt(nonce, data, place)).decode()
 
     def open(self, code: str, place: bytes) -> bytes:
-        """Return the decrypted bytes; raise ValueError if the key or place is not the same."""
+        """Return the decrypted bytes; raise ValueError if the key or the place is wrong."""
         sealed = urlsafe_b64decode(code)
-        # A text has one form only: decoding would overlook foreign characters in it.
+        # Each text has only one valid form, but decoding would ignore foreign characters in it.
         if urlsafe_b64encode(sealed).decode() != code:
             raise ValueError("not a text that this version encrypted")
         try:

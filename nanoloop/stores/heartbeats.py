@@ -16,17 +16,17 @@ from nanoloop.protocols import Node
 from nanoloop.stores.database import FORGET_NODE_SECONDS, NODE_SECONDS, granted
 
 LOCK_SECONDS = 1.0
-"""How long one heartbeat waits for another's lock; less than the time between heartbeats."""
+"""How long a heartbeat waits for a lock; less than the time between heartbeats."""
 _PAUSE_SECONDS = 0.005
 _SUFFIX = ".json"
 
 
 class NodeFiles:
-    """A folder of heartbeat files beside the store. Methods block: call them in worker threads.
+    """A folder of heartbeat files beside the store.
 
-    The cost grows only with the number of processes in the last hour. The files need not survive a
-    power loss, because no process does. They use the machine's monotonic clock, which all its
-    processes share and nobody can set.
+    Methods block: call them in worker threads. The cost depends only on the number of processes in
+    the last hour. The files need not survive a power loss, since no process does. They use the
+    machine's monotonic clock, which all of its processes share and nobody can set.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,7 +56,7 @@ class NodeFiles:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Yield True if this process holds the lock; don't wait long for a suspended process."""
+        """Yield True if this process got the lock, without waiting long for a suspended process."""
         fd = open_file(self._folder / "lock", os.O_RDWR | os.O_CREAT)
         try:
             yield _is_locked(fd)
@@ -64,13 +64,13 @@ class NodeFiles:
             os.close(fd)
 
     def _read(self) -> tuple[dict[str, Node], float]:
-        """Return all recent processes and the time; delete the files of all others."""
+        """Return all recent processes and the time; delete the files of the others."""
         files = list(self._folder.glob(f"*{_SUFFIX}"))
         found = [(file, _loaded(file)) for file in files]
         now = time.monotonic()
         known: dict[str, Node] = {}
         for file, loaded in found:
-            # A time in the future is from before the machine was restarted.
+            # A time in the future comes from before the machine was restarted.
             if loaded is not None and 0 <= (age := now - loaded[1]) < FORGET_NODE_SECONDS:
                 known[loaded[0].id] = replace(loaded[0], age=age)
             else:
@@ -79,7 +79,7 @@ class NodeFiles:
 
 
 def _is_locked(fd: int) -> bool:
-    """Lock the file, or return False if another process holds the lock for too long."""
+    """Lock the file; return False if another process holds the lock for too long."""
     give_up = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -93,7 +93,7 @@ def _is_locked(fd: int) -> bool:
 
 
 def _held(node: Node | None) -> frozenset[str]:
-    """Return the accounts of a process that is still alive, or an empty set."""
+    """Return the accounts of a process if it is still alive; otherwise an empty set."""
     return node.holds if node is not None and node.age < NODE_SECONDS else frozenset()
 
 
@@ -108,7 +108,7 @@ def _dumped(node: Node, *, seen: float) -> dict[str, object]:
 
 
 def _loaded(file: Path) -> tuple[Node, float] | None:
-    """Return a process and the time of its heartbeat, or None if the file is gone or invalid."""
+    """Return a process and the time of its heartbeat, or None if the file is missing or invalid."""
     try:
         value = json.loads(load_file(file))
         node = Node(

@@ -29,13 +29,16 @@ from nanoloop.stores.store import DatabaseStore
 
 
 class InMemoryStore(DatabaseStore):
-    """A store that keeps records in memory, and creates session objects from them."""
+    """A store that keeps its records in memory and creates session objects from them."""
 
     def __init__(self, *, clock: Callable[[], datetime] = utc_now) -> None:
         super().__init__(_Memory(), clock=clock)
 
     async def close(self) -> None:
-        """Stop the sweep. The store holds no resources, so it stays usable and nothing is lost."""
+        """Stop the sweep.
+
+        The store holds no resources, so it remains usable and nothing is lost.
+        """
         self._closed.set()
         self._closed = anyio.Event()
 
@@ -70,7 +73,7 @@ class _Row:
         return self.expires_at is not None and self.expires_at < now
 
     def stored(self, after: int | None) -> StoredSession:
-        """Return the session with its entries after this number; None means no entries."""
+        """Return the session with its entries after this number, or without entries for None."""
         entries: Sequence[Entry] = () if after is None else self.between(after, None)
         return StoredSession(
             head=self.head,
@@ -91,7 +94,7 @@ def _seq(entry: Entry) -> int:
 
 
 class _Memory:
-    """Keeps rows in a dictionary; each call lets other tasks run, as with other databases."""
+    """Keeps rows in a dictionary; each call lets other tasks run, as a real database would."""
 
     def __init__(self) -> None:
         self._rows: dict[str, _Row] = {}
@@ -99,7 +102,7 @@ class _Memory:
         """The kind of pending work for each session that has some."""
         self._keys: dict[str, str] = {}
         self._nodes: dict[str, tuple[float, Node]] = {}
-        """Each process, with the time of its last heartbeat by this machine's clock."""
+        """Each process with the time of its last heartbeat by this machine's clock."""
         self._heard: dict[tuple[str, str], int] = {}
 
     async def insert(self, commit: Commit, *, over: int | None) -> bool:

@@ -1,7 +1,7 @@
-"""Check that a data folder's store contains the folder's conversations, and wasn't emptied.
+"""Check that a data folder's store contains the folder's conversations and was not emptied.
 
-The folder has an id, and each store that it uses has this id among its keys, as do copies of the
-store.
+The folder has an id. Each store that the folder uses has this id among its keys, and so does each
+copy of the store.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from nanoloop.files import read_file, save_json
 from nanoloop.protocols import Store
 
 KEY = "nanoloop:installation"
-"""The key bound to the newest folder's id; with an id appended, the key for that folder."""
+"""The key bound to the newest folder's id; with an id appended, that folder's own key."""
 
 
 class Installation:
-    """A data folder and the store in its settings; also an observer of the store's events."""
+    """A data folder and the store in its settings; also observes the store's events."""
 
     def __init__(self, file: Path, *, place: str) -> None:
         self._file = file
@@ -31,7 +31,7 @@ class Installation:
         """The store's location, in human-readable form."""
         self._id = ""
         self._used = ""
-        """The store that the conversations were last seen in; "" if there were none yet."""
+        """The store in which the conversations were last seen; "" if there were none yet."""
         self._is_entered = False
         """True if the open store has the folder's id."""
 
@@ -48,7 +48,7 @@ class Installation:
         raise StoreNotOurs(self.place, used=self._used, is_empty=await _is_empty(store))
 
     async def enter(self, store: Store) -> None:
-        """Like `check`, then record the folder and the store with each other."""
+        """Like `check`, and then record the folder and the store in each other."""
         await self.check(store)
         if await self._is_known_to(store):
             self._is_entered = True
@@ -57,7 +57,7 @@ class Installation:
             await self.adopt(store)
 
     async def adopt(self, store: Store) -> None:
-        """Use this store from now on, whatever was used before, even if others use it too."""
+        """Use this store from now on, regardless of what was used before and who else uses it."""
         self._id = self._id or (await _known(self._file))[0] or token_hex(8)
         self._used = ""
         # The file first, so that a process starting at the same time uses the same id.
@@ -70,7 +70,7 @@ class Installation:
             announce(StoreJoined(place=self.place))
 
     def hear(self, event: Event) -> None:
-        """Record where the conversations are once some exist, and when they are set aside."""
+        """Record where the conversations are once there are any, or that the file was set aside."""
         if isinstance(event, SessionsCounted) and event.sessions and self._is_entered:
             self._note(self.place)
         elif isinstance(event, DatabaseSetAside):  # already reported; the new file has no id yet
@@ -91,7 +91,7 @@ class Installation:
 
 
 async def _known(file: Path) -> tuple[str, str]:
-    """Return the folder's id and the last place of its conversations, or "" for both."""
+    """Return the folder's id and where its conversations last were, or "" for both."""
     try:
         value = json.loads(await read_file(file) or b"")
         return str(value["id"]), str(value["store"])

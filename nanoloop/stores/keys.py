@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from nanoloop.stores.encryption import Cipher, KeySeal
 
 PIECES, PIECE = "_pieces", "_piece"
-"""The fields for parts of a text that have other keys, and for the place of each part."""
+"""The fields for the parts of a text that have other keys, and for the place of each part."""
 MARK_OF_KEYS = "n3"
 """The start of each text that is encrypted with keys from the file."""
 KEPT_CIPHERS = 4096
@@ -54,11 +54,11 @@ _Stamp = tuple[int, int, int]
 
 
 class KeyDestroyed(Exception):
-    """A key was destroyed on purpose: everything encrypted with it is gone for good."""
+    """A key was destroyed on purpose, so everything encrypted with it is permanently lost."""
 
 
 class KeysWanted(Exception):
-    """Data can't be encrypted until these keys are made, and making them blocks."""
+    """Data can't be encrypted before these keys are made, which blocks."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
@@ -68,9 +68,9 @@ class KeysWanted(Exception):
 class KeysFile:
     """Random keys by name, each encrypted with the store's key; a destroyed key leaves a tombstone.
 
-    The part of a name before the first hyphen tells what its key belongs to. Keys are appended,
-    and durable before they are used. To destroy keys, the whole file is replaced. Any number of
-    processes may share the file; changing it blocks.
+    The part of a name before the first hyphen identifies the key's owner. Keys are appended to the
+    file, and are durable before they are used. To destroy keys, the whole file is replaced. Any
+    number of processes may share the file; changing it blocks.
     """
 
     def __init__(self, path: Path, seal: KeySeal) -> None:
@@ -86,19 +86,19 @@ class KeysFile:
         """A random name that changes whenever the file is replaced."""
         self._end = 0
         self._last = b""
-        """The last line that was read, which ends there."""
+        """The last line that was read, and where it ends."""
         self._stamp: _Stamp | None = None
         self._ciphers: BoundedDict[str, Cipher] = BoundedDict(KEPT_CIPHERS)
 
-    # Whether it fits
+    # Does it fit?
 
     def check(self, file_id: str) -> None:
         """Raise `NotReadable` unless the file has this id and is complete."""
         self.refresh()
         if not self.id:
             raise NotReadable(
-                f"the keys of what is stored here are missing: {self.path} does not exist. Restore "
-                "the keys file, or set store.keys_file to where it is; nothing was written"
+                f"the keys to the data stored here are missing: {self.path} does not exist. "
+                "Restore the keys file, or set store.keys_file to where it is; nothing was written"
             )
         if self.id != file_id:
             raise NotReadable(
@@ -128,12 +128,12 @@ class KeysFile:
         return self._gone[name][0] if name in self._gone else None
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Return which of these keys are missing, after reading what other processes added."""
+        """Return which of these keys are missing, after reading what other processes have added."""
         self.refresh()
         return [name for name in dict.fromkeys(names) if name not in self._keys]
 
     def add(self, names: Iterable[str]) -> str:
-        """Create the missing ones among these keys, durable on return; return the last name.
+        """Create those of these keys that are missing, durably; return the last name.
 
         Raise `KeyDestroyed` if one of them was destroyed.
         """
@@ -164,7 +164,7 @@ class KeysFile:
         all_of: Mapping[str, str] | None = None,
         now: float | None = None,
     ) -> None:
-        """Permanently destroy these keys, and all keys of the owners in `all_of`.
+        """Permanently destroy these keys and all keys of the owners in `all_of`.
 
         `all_of` maps each owner to a note. On return, no file in the folder contains the keys.
         """
@@ -174,7 +174,7 @@ class KeysFile:
             owners = {owner for owner in whole if owner not in self._gone}
             if not (named or owners):
                 return
-            if not is_there:  # it may come back, with these keys
+            if not is_there:  # the file may come back, with these keys
                 raise self._gone_itself()
             gone = {n: s for n, s in self._gone.items() if n.partition("-")[0] not in owners}
             gone |= dict.fromkeys(named, (moment, ""))
@@ -187,7 +187,7 @@ class KeysFile:
             self._replace(left, gone, file_id=self.id)
 
     def unsettled(self) -> dict[str, str]:
-        """Return the notes of owners whose keys were all destroyed, until `settle` drops them."""
+        """Return the notes of owners whose keys are all destroyed, unless `settle` dropped them."""
         self.refresh()
         notes = [(owner, note) for owner, (_, note) in self._gone.items() if note]
         return {owner: self._opened_note(owner, note) for owner, note in notes}
@@ -216,7 +216,7 @@ class KeysFile:
     # Sealing
 
     def seal(self, names: Sequence[str], data: bytes, place: bytes) -> str:
-        """Encrypt these bytes as text that only all of these keys and this place can decrypt.
+        """Encrypt these bytes as text; decrypting it needs all of these keys and this place.
 
         Raise `KeysWanted` if one of the keys has yet to be made.
         """
@@ -236,7 +236,7 @@ class KeysFile:
         try:
             return self._cipher(joined).open(code, place)
         except KeyDestroyed:
-            # Named in a place where it never sealed anything, a destroyed key erases nothing.
+            # In a place where it never encrypted anything, naming a destroyed key erases nothing.
             if any(name.partition("-")[0].encode() not in place for name in joined.split("+")):
                 raise ValueError("not a text that was encrypted for this place") from None
             raise
@@ -282,7 +282,7 @@ class KeysFile:
     # The file
 
     def refresh(self) -> None:
-        """Read what other processes changed; this only checks the file's status if nothing changed.
+        """Read what other processes have changed; if nothing changed, check only the file's status.
 
         Raise `NotReadable` if the file was damaged.
         """
@@ -296,10 +296,10 @@ class KeysFile:
             raise DiskRefused(self.path, refusal(error)) from error
 
     def is_behind(self) -> bool:
-        """Return True if others changed the file; `refresh` may then take long."""
+        """Return True if others changed the file; `refresh` may then take a while."""
         try:
             return self._changed() is not None
-        except OSError:  # as `refresh` will say
+        except OSError:  # `refresh` reports it
             return True
 
     def _changed(self) -> os.stat_result | None:
@@ -319,7 +319,7 @@ class KeysFile:
             file_id, edition = header[1].decode(), header[2].decode()
             if self.id not in {"", file_id}:
                 raise self._invalid("was replaced by that of another store")
-            # An older copy that was put back is of the same edition.
+            # An older copy that was put back has the same edition.
             is_same = edition == self._edition and self._last == os.pread(
                 fd, len(self._last), self._end - len(self._last)
             )
@@ -328,7 +328,7 @@ class KeysFile:
                 os.fsync(fd)
         finally:
             os.close(fd)
-        # What a kill cut off was never used.
+        # Keys cut off by a kill were never used.
         whole = data[: data.rfind(b"\n") + 1]
         try:
             fresh_keys, fresh_gone = _parsed(whole.decode())
@@ -368,7 +368,7 @@ class KeysFile:
             added = "".join(f"{name} {token}\n" for name, token in fresh.items()).encode()
             write_all(fd, added)
             os.fsync(fd)
-            # Behind the keys, so that it never counts one that is not there.
+            # After the keys, so that it never counts a key that is not there.
             lines = len({*self._keys, *fresh}) + len(self._gone)
             os.pwrite(fd, self._header(self.id, self._edition, lines).encode(), 0)
         finally:
@@ -394,9 +394,9 @@ class KeysFile:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Keep others from changing the file; yield True if it exists. This blocks.
+        """Prevent others from changing the file; yield True if it exists. This blocks.
 
-        Threads that only read don't wait meanwhile.
+        Meanwhile, threads that only read don't wait.
         """
         with self._changing:
             try:
@@ -416,26 +416,26 @@ class SessionKeys:
     def __init__(
         self, file: KeysFile, secret: bytes, born: str, *, edition: int, dying: Collection[str]
     ) -> None:
-        """Create the names; `born` is the session's random name, and `dying` keys are not used."""
+        """Create the names; `born` is the session's random name; keys in `dying` are not used."""
         self._file = file
         self._secret = secret
         self._born = born
         self._dying = dying
         self.log = (f"{born}-log",)
-        """The key for texts that are nobody's words."""
+        """The key for texts that quote no person."""
         self.mixed = (f"{born}-mixed-{edition}",)
         """The key for texts made from several people's words."""
 
     def person(self, person: Person) -> str:
-        """Return a digest that stands for this account in this session only."""
+        """Return a digest that stands for this account, in this session only."""
         return _digest(self._secret, self._born, *person)
 
     def of(self, people: Iterable[str]) -> tuple[str, ...]:
-        """Return the keys for a text that is lost once any of these people is erased."""
+        """Return the keys for a text that must be lost once any of these people is erased."""
         return tuple(sorted(map(self._newest, people))) or self.log
 
     def erased_at(self, person: Person) -> float | None:
-        """Return when this person's words were last erased here; None if they never were."""
+        """Return when this person's words were last erased here, or None if they never were."""
         moments = [self._file.gone_at(name) for name in self._names(self.person(person))]
         return max((moment for moment in moments if moment is not None), default=None)
 
@@ -491,9 +491,9 @@ Piece = tuple[Any, Sequence[str]]
 def apart(
     said: Mapping[str, Any], keys: SessionKeys, pieces: list[Piece]
 ) -> tuple[dict[str, Any], tuple[str, ...], list[Piece]]:
-    """Return a stored message without its quotes of other people, who have other keys.
+    """Return a stored message without its quotes of other people, which have other keys.
 
-    Also return the sender's keys, and the pieces with the quotes.
+    Also return the sender's keys, and the pieces that contain the quotes.
     """
     metadata = said["metadata"]
     sender = sender_in(metadata)
@@ -511,7 +511,7 @@ def apart(
 
 
 def apart_in(name: str, value: Any, keys: SessionKeys, pieces: list[Piece]) -> Any:
-    """Return a section without what has other keys than the rest, and add that to the pieces."""
+    """Return a section without the parts that have other keys; add these parts to the pieces."""
     if name == ABOUT and value.get("title"):
         pieces.append((value["title"], keys.mixed))
         return {**value, "title": {PIECE: 0}}
@@ -526,7 +526,7 @@ def apart_in(name: str, value: Any, keys: SessionKeys, pieces: list[Piece]) -> A
 
 
 def beside(where: bytes, pieces: Any) -> bytes:
-    """Return the place of a text with these pieces; it can't be decrypted if one is missing."""
+    """Return the place of a text with these pieces; without all of them, it can't be decrypted."""
     count = len(pieces) if isinstance(pieces, list) else 0
     return b"%b with %d pieces" % (where, count) if count else where
 
@@ -537,7 +537,7 @@ def nth(where: bytes, number: int) -> bytes:
 
 
 def together(said: Mapping[str, Any], pieces: Sequence[Any]) -> dict[str, Any]:
-    """Return a stored message with its quotes; erased quotes are marked as erased."""
+    """Return a stored message with its quotes; destroyed quotes are marked as erased."""
     quotes = [_quote(quote, pieces) for quote in stored_quotes(said["metadata"])]
     return {**said, "metadata": with_quotes(said["metadata"], quotes)} if quotes else {**said}
 

@@ -1,4 +1,4 @@
-"""Keep the most recently used windows in memory, checked against the database by revision."""
+"""Keep the most recently used windows in memory, and check their revisions in the database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nanoloop.stores.store import DatabaseStore
 
 
 class LayeredStore(DatabaseStore):
-    """A write-through store that also keeps the windows of a number of sessions in memory."""
+    """A write-through store that also keeps the windows of some sessions in memory."""
 
     def __init__(self, behind: DatabaseStore, *, sessions: int = 1000) -> None:
         super().__init__(
@@ -33,7 +33,7 @@ class LayeredStore(DatabaseStore):
 
 
 class _Layered:
-    """Writes everything through, and rereads a window only after another process's change."""
+    """Writes everything through; reads a window again only after another process changed it."""
 
     def __init__(self, behind: Database, *, limit: int) -> None:
         self._behind = behind
@@ -55,8 +55,7 @@ class _Layered:
         return head is not None and head["rev"] == kept.head["rev"]
 
     async def commit(self, commit: Commit, *, now: int) -> int | None:
-        # Removed until the result is known; after a failure, the commit may have been written or
-        # not.
+        # Removed until the outcome is known: after a failure, the commit may or may not be written.
         kept = self._windows.pop(commit.id, None)
         stood = await self._behind.commit(commit, now=now)
         if kept is not None and stood == commit.revision == kept.head["rev"]:
@@ -131,7 +130,7 @@ class _Layered:
 
 
 def _advanced(kept: StoredSession, commit: Commit) -> StoredSession | None:
-    """Return the window after a commit, or None if the window must be read again."""
+    """Return the window after a commit, or None if the window has to be read again."""
     if commit.rewritten or commit.window < window_start(kept.head):
         return None
     entries = [*kept.entries, *commit.entries]

@@ -1,4 +1,4 @@
-"""Open the store that a URL names; a database's library is imported only if needed."""
+"""Open the store that a URL names, importing a database's library only if needed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nanoloop.stores.place import parts, path_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """The settings for opening a store, wherever it is."""
+    """The settings for opening any kind of store."""
 
     data: Path
     durability: Literal["flush", "fsync"] = "flush"
     seal: Seal | None = None
     timeout_seconds: float = defaults.STORE_TIMEOUT_SECONDS
-    """How long to retry a server that does not answer."""
+    """How long to keep retrying a server that does not answer."""
     read_only: bool = False
 
     def open(self, url: str) -> Store:

@@ -1,4 +1,4 @@
-"""Read a store's URL: its kind and its place."""
+"""Parse a store's URL into its kind and place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nanoloop import plugins
 
 FORMS = "memory:, jsonl:FOLDER, sqlite:FILE, redis://… or postgresql://…"
 FOLDER, FILE = "sessions", "sessions.sqlite"
-"""The default names for `jsonl:` and `sqlite:` in the data folder."""
+"""The default file names for `jsonl:` and `sqlite:` in the data folder."""
 _PATHS = {"jsonl", "sqlite"}
 _SERVERS = {
     *("redis", "rediss", "unix", "redis+cluster", "rediss+cluster"),
@@ -36,12 +36,12 @@ def path_of(url: str, data: Path) -> Path | None:
     return Path(place).expanduser() if place else data / (FOLDER if kind == "jsonl" else FILE)
 
 
-# Strict, because if a password contains an unescaped @, ? or /, part of it would pass for the host.
+# Strict: if a password contained an unescaped @, ? or /, part of it would pass for the host.
 _WHERE = re.compile(r"//(?:[^@/?#]*@)?(?P<where>[^@?#]*)(?:\?[^@]*)?")
 
 
 def shown(url: str, data: Path) -> str:
-    """Return a store's place to show to people, without user, password and options."""
+    """Return a store's place in a form to show to people, without user, password and options."""
     kind, place = parts(url)
     if kind == "memory":
         return kind
@@ -56,6 +56,6 @@ def store_url(url: str) -> str:
 
 
 def default_url(data: Path) -> str:
-    """Return the default store of a data folder: its files if it has any, else a database."""
+    """Return a data folder's default store: its JSONL files if it has any, otherwise a database."""
     has_files = next((data / FOLDER).glob("*.jsonl"), None) is not None
     return "jsonl:" if has_files and not (data / FILE).exists() else "sqlite:"

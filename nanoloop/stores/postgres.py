@@ -142,7 +142,7 @@ class _Tables:
         return await self._taking(commit, work)
 
     async def _taking(self, commit: Commit, work: Work[T]) -> T:
-        """Run this work; raise `AlreadyHeard` if a message was recorded before."""
+        """Run this work; raise `AlreadyHeard` if one of its messages was recorded before."""
 
         async def tried(server: Connection) -> tuple[T, ...]:
             try:
@@ -218,7 +218,7 @@ class _Tables:
             yield unplain(row["id"])
 
     async def glances(self, *, now: int) -> AsyncIterator[StoredSession | SessionDamaged]:
-        # All numbers first, because each commit changes the order, and no session may be missed.
+        # All numbers first: each commit changes the order, and no session may be missed.
         newest = await self._connections.run(lambda s: s.fetch(self._sql.newest, as_time(now)))
         numbers = [row["number"] for row in newest]
         for start in range(0, len(numbers), _PAGE):
@@ -320,7 +320,7 @@ class _Tables:
 
 
 def _digest(key: str) -> bytes:
-    """Return a digest that fits into an index, however long the key is."""
+    """Return a digest of the key that fits into an index, however long the key is."""
     return sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -352,7 +352,7 @@ added AS (
     SELECT mine.number, new.seq, new.content
     FROM mine, unnest($12::bigint[], $13::json[]) AS new (seq, content)
 ),
-taken AS ( -- what was heard before fails here, and so the whole statement does
+taken AS ( -- fails, with the whole statement, for a message heard before
     INSERT INTO {schema}.heard (digest, chat, id, heard_at)
     SELECT new.digest, new.chat, new.id, $5
     FROM mine, unnest($14::bytea[], $15::text[], $16::text[]) AS new (digest, chat, id)
@@ -368,7 +368,7 @@ class Statements:
     delete_over: str = "DELETE FROM {schema}.session WHERE id = $1 AND rev = $2"
     insert: str = f"{_MADE}{_CONTENTS}"
     commit: str = f"{_ADVANCED}{_CONTENTS}"
-    """`insert` and `commit` return None, having written nothing, if the revision has changed."""
+    """If the revision has changed, `insert` and `commit` write nothing and return None."""
     rewrite: str = """
 UPDATE {schema}.entry SET content = new.content
 FROM unnest($2::bigint[], $3::json[]) AS new (seq, content)
@@ -394,7 +394,7 @@ LATERAL (
 ) AS shown
 WHERE id = $1
 """
-    """The query for a window; its form keeps the range of entries bounded in any query plan."""
+    """The query for a window, written so that any query plan reads a bounded range of entries."""
     between: str = """
 SELECT seq, content FROM {schema}.entry
 WHERE session = (SELECT number FROM {schema}.session WHERE id = $1)
@@ -536,9 +536,9 @@ def entries_from(session_id: str, rows: Iterable[Record]) -> list[Entry]:
 
 
 def as_json(text: bytes) -> str:
-    """Return a value as a row stores it: JSON text as it was written.
+    """Return a value as a row stores it: as the original JSON text.
 
-    Text with Infinity or NaN, which are not valid JSON, is wrapped in a JSON string.
+    Infinity and NaN are not valid JSON, so text that contains them is wrapped in a JSON string.
     """
     is_odd = (b"Infinity" in text or b"NaN" in text) and not _is_json(text)
     return json.dumps(text.decode()) if is_odd else text.decode()

@@ -1,4 +1,4 @@
-"""Connections to a PostgreSQL server, and the tables for the sessions."""
+"""Connections to a PostgreSQL server, and the tables for sessions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ try:
         PostgresError,
         connect,
     )
-except ModuleNotFoundError as missing:  # reported here, the only import
+except ModuleNotFoundError as missing:  # reported here, at the only import
     raise SettingsError(
         f"sessions in PostgreSQL need the asyncpg package: {how_to_install('postgres')}"
     ) from missing
@@ -41,7 +41,7 @@ T = TypeVar("T")
 Work = Callable[[Connection], Awaitable[T]]
 
 PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""The pauses between attempts; a restarting server is usually back by then."""
+"""The pauses between attempts; a server that restarts is usually back before they end."""
 _CLOSE_SECONDS = 2.0
 _OURS = """
 SELECT set_config('statement_timeout', $1, false), set_config(
@@ -51,7 +51,7 @@ SELECT set_config('statement_timeout', $1, false), set_config(
 
 
 class Connections:
-    """A limited number of connections per event loop; event loops can't share connections."""
+    """A limited number of connections for each event loop, because loops can't share them."""
 
     def __init__(
         self,
@@ -68,9 +68,9 @@ class Connections:
         self._pools: dict[AbstractEventLoop, _Pool] = {}
 
     async def run(self, work: Work[T]) -> T:
-        """Run this work with a connection, retrying even if it may already have been done.
+        """Run this work with a connection, and retry even if it may already have been done.
 
-        Raise `StoreError`, at the latest after the timeout.
+        Raise `StoreError`, after the timeout at the latest.
         """
         try:
             with anyio.fail_after(self._timeout):
@@ -93,7 +93,7 @@ class Connections:
             return await work(connection)
 
     async def alone(self, work: Work[T]) -> T:
-        """Run this work once, without a timeout, on a connection without preparation."""
+        """Run this work once, without a timeout, on a connection that is not prepared."""
         try:
             connection = await self._opened()
             try:
@@ -114,8 +114,8 @@ class Connections:
     async def _connect(self) -> Connection:
         connection = await self._opened()
         try:
-            # Also on the server, so that a statement nobody waits for can't wait forever for a
-            # lock.
+            # The server needs the limit too, so that an abandoned statement can't wait forever for
+            # a lock.
             await connection.execute(_OURS, f"{round(self._timeout * 1000)}ms")
             await self._prepare(connection)
         except BaseException:
@@ -152,7 +152,7 @@ class _Pool:
         self.life = self._live()
 
     async def _live(self) -> AsyncGenerator[None]:
-        """Close the pool together with its event loop, even if the store stays open."""
+        """Close the pool when its event loop closes, even if the store stays open."""
         try:
             yield
         finally:
@@ -160,7 +160,7 @@ class _Pool:
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[Connection]:
-        """Yield a connection for exclusive use; after an error it is not used again."""
+        """Yield a connection for exclusive use; after an error, it is not used again."""
         async with self._room:
             connection = self._kept() or await self._connect()
             try:
@@ -232,8 +232,9 @@ _PASSING = ("08", "40", "53300", "57P")
 """The SQLSTATEs that a new connection or a short wait may fix."""
 
 FAILURES = (PostgresError, InterfaceError, InternalClientError, OSError)
-"""The errors that the server or the connection may raise, including an internal error if the server
-ends a connection while it is being used.
+"""The errors that the server or the connection may raise.
+
+They include an internal error, in case the server closes a connection that is in use.
 """
 
 
@@ -268,7 +269,7 @@ def _state(error: PostgresError) -> str:
     return error.sqlstate or ""
 
 
-# Strict, because if a password contains an unescaped # or ?, part of it would pass for the host.
+# Strict: if a password contained an unescaped # or ?, part of it would pass for the host.
 _URL = re.compile(
     r"(?P<scheme>postgres(?:ql)?)://(?:(?P<user>[^:@/?#]*)(?::[^@/?#]*)?@)?"
     r"(?P<where>[^@/?#]*(?:/[^@?#]*)?)(?:\?[^@]*)?"
@@ -286,7 +287,7 @@ def shown(url: str) -> str:
 
 
 def schema_name(name: str) -> str:
-    """Return the name; raise `SettingsError` if it is not safe to use in a statement."""
+    """Return the name; raise `SettingsError` if using it in a statement is not safe."""
     if not _SCHEMA.fullmatch(name):
         raise SettingsError(
             f"schema is {name!r}: use a-z, 0-9 and _ (a letter or _ first, at most 63 characters)"
@@ -300,7 +301,7 @@ CREATE TABLE {schema}.format (version integer NOT NULL);
 COMMENT ON TABLE {schema}.format IS 'One row: which format these tables have';
 INSERT INTO {schema}.format VALUES (0);
 """
-# Not by to_regclass, which may answer from a cache as of before the lock was taken.
+# Not with to_regclass, which may answer from a cache older than the lock.
 _HAS_FORMAT = """
 SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = $1 AND tablename = 'format')
 """
@@ -336,7 +337,8 @@ async def migrate(connection: Connection, schema: str) -> str:
 
 
 async def _take_steps(connection: Connection, schema: str, stood: int) -> None:
-    # Checked first, because an administrator's schema can be used without the right to create one.
+    # Checked first, because a schema made by an administrator can be used without the right to
+    # create one.
     if not await connection.fetchval(_HAS_SCHEMA, schema):
         await connection.execute(f"CREATE SCHEMA {schema}")
     if stood == 0:
@@ -390,7 +392,7 @@ async def _take_over(connection: Connection, schema: str) -> None:
 
 
 def _heard_in(row: Record) -> Iterator[tuple[bytes, str, str, datetime]]:
-    """Yield the messages recorded in a session of an older format, as rows."""
+    """Yield rows for the messages recorded in a session of an older format."""
     chat = plain(chat_of(unplain(row["id"]), row["about"], from_json))
     noted = [each for name in ("noted", "waiting") for each in noted_in(row[name], from_json)]
     for message_id in dict.fromkeys((*row["heard"], *map(plain, noted))):
@@ -403,7 +405,7 @@ def digest_of(chat: str, message_id: str) -> bytes:
 
 
 def is_plain(text: str) -> bool:
-    """Return True if PostgreSQL accepts the text: no NUL, and no half of a surrogate pair."""
+    """Return True if PostgreSQL accepts the text: no NUL and no half of a surrogate pair."""
     if "\0" in text:
         return False
     try:
@@ -585,11 +587,11 @@ END $$;
 COMMENT ON FUNCTION {schema}.readable IS
     'A value to be asked: ? for NUL and for halves of characters, which jsonb has no place for';
 """
-"""Store values as `json`, which keeps them as they were written, and store no part twice."""
+"""Store values as `json`, which keeps their text as written, and store nothing twice."""
 
 _OWING = """
--- An older version that is connected finds no place for what it would write: it writes no session
--- any more of which the index would know nothing.
+-- An older version that is connected then fails to write, so it cannot add sessions that the index
+-- would miss.
 ALTER TABLE {schema}.session RENAME COLUMN window_start TO window_seq;
 ALTER TABLE {schema}.session ADD COLUMN owes smallint NOT NULL DEFAULT 0,
     ADD COLUMN node text NOT NULL DEFAULT '';
@@ -652,12 +654,12 @@ DROP VIEW {schema}.sessions, {schema}.messages, {schema}.usage;
 ALTER TABLE {schema}.session DROP COLUMN heard;
 ALTER TABLE {schema}.entry DROP COLUMN heard, DROP COLUMN message_id;
 """
-"""Drop the older format's records of messages, which the chats' own records replace."""
+"""Drop the older format's message records, which the chats' own records replace."""
 
 _MESSAGE_ID = "said -> 'metadata' ->> 'message_id'"
 
 HEARD_KEY = "heard_pkey"
-"""The constraint that fails for a message recorded before."""
+"""The constraint that fails if a message was recorded before."""
 
 STEPS = (_FIRST, _AS_WRITTEN + _VIEWS.replace("MESSAGE_ID", "message_id"), _OWING)
 """Each step is run once, in order; to change the tables, add a step."""

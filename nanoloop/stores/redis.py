@@ -1,10 +1,10 @@
 """Sessions in Redis 7 or newer, or Valkey; each commit is one request, written whole or not at all.
 
-Each session has a hash for its data and a sorted set for its entries. All keys share one prefix. A
-session belongs to one of 64 shards, whose number in braces is the hash tag of its keys, so all keys
-of a session are on one node of a cluster. The shard's lists of sessions have the same tag: they
-change in the same step as the session, on one server and in a cluster, and so are never out of
-date. A chat's recorded messages are kept on the chat's shard; on one server they change in this
+Each session has a hash for its data and a sorted set for its entries. All keys share one prefix.
+Each session belongs to one of 64 shards, whose number in braces is the hash tag of the session's
+keys, so that a cluster keeps them all on one node. The shard's lists of sessions have the same tag,
+so they change in the same step as the session, on one server and in a cluster, and are never out of
+date. A chat's recorded messages are kept on the chat's shard; on one server, they change in this
 step too.
 """
 
@@ -67,9 +67,9 @@ from nanoloop.stores.store import DatabaseStore
 
 T = TypeVar("T")
 GRACE_MS = 3_600_000
-"""How long after its expiry Redis drops a session by itself if no sweep has removed it."""
+"""How long after its expiry Redis drops a session by itself, in case no sweep removes it."""
 PAGE, ENTRIES = 200, 2000
-"""How many sessions are listed, and how many entries of a history are read, in one request."""
+"""How many sessions, or entries of a history, are read in one request."""
 
 
 class RedisStore(DatabaseStore):
@@ -86,7 +86,8 @@ class RedisStore(DatabaseStore):
     ) -> None:
         """Create the store; no request is made before the first call.
 
-        A call is retried while the server is unavailable, and fails after `timeout_seconds` in all.
+        If the server is unavailable, a call is retried, and fails after a total of
+        `timeout_seconds`.
         """
         server = RedisServer(url, timeout_seconds=timeout_seconds)
         super().__init__(_Rows(server, RedisKeys(prefix)), clock=clock, seal=seal)
@@ -144,23 +145,23 @@ class _Rows:
         return str(stood.decode())
 
     def _heard(self, commit: Commit) -> Iterable[tuple[bytes, bytes]]:
-        """Yield the commit's messages, each with the key of the set to write it to."""
+        """Yield the commit's messages, each with the key of the set that it is written to."""
         for chat, name in commit.heard:
             beside = commit.id if self._server.is_cluster else chat
             yield self._keys.heard(beside), _heard_name(chat, name)
 
     def _heard_elsewhere(self, commit: Commit) -> Iterable[tuple[bytes, bytes]]:
-        """Yield the messages that another node of a cluster must also record, for lookups by chat.
+        """Yield the messages that another node of a cluster must record too, for lookups by chat.
 
-        They are checked before the commit and written after it. Only two simultaneous commits for
-        one chat in two sessions could both accept the same message.
+        They are checked before the commit and written after it. So only two simultaneous commits
+        for one chat in two sessions could both accept the same message.
         """
         for (beside, name), (chat, _) in zip(self._heard(commit), commit.heard, strict=True):
             if self._keys.heard(chat) != beside:
                 yield self._keys.heard(chat), name
 
     def _drops_at(self, commit: Commit) -> Argument:
-        """Return the time at which Redis drops the session by itself, in ms since 1970, or ""."""
+        """Return when Redis drops the session by itself, in ms since 1970, or ""."""
         if commit.expires_at is None or not self._layout.may_expire:
             return ""
         return commit.expires_at // 1000 + GRACE_MS
@@ -196,7 +197,7 @@ class _Rows:
         return stored, past
 
     async def _all(self, session_id: str, past: bytes, *, upto: int) -> list[Entry] | None:
-        """Read all entries in pages, so that others aren't blocked; None if one was rewritten."""
+        """Read all entries in pages, so as not to block others; None if one was rewritten."""
         entries: list[Entry] = []
         while True:
             after = entries[-1].seq if entries else 0
@@ -363,7 +364,7 @@ def _noting(heard: Iterable[tuple[bytes, bytes]], at: int) -> Iterable[Call]:
 
 
 _NOT_ERASING = b"+"
-"""Marks a revision with no pending erasure; earlier versions neither write nor read it."""
+"""Marks a revision with no pending erasure; earlier versions neither write nor read the mark."""
 
 
 def _owed(head: Mapping[str, Any], expires_at: int | None) -> bytes:
@@ -398,7 +399,7 @@ def _expired(expiring: bytes, now: int) -> Call:
 def _glanced(
     session_id: str, head: bytes | None, about: bytes | None, size: bytes | None
 ) -> StoredSession | SessionDamaged | None:
-    """Return a session's overview, or None if it was removed while the others were read."""
+    """Return a session's overview, or None if the session was removed in the meantime."""
     if head is None:
         return None
     return StoredSession.glance(session_id, head, about, size, json.loads)
@@ -430,10 +431,10 @@ class RedisKeys:
         self._prefix = prefix
         self.format = f"{prefix}:format".encode()
         self.nodes = f"{prefix}:nodes".encode()
-        """The Redis key for the hash of living processes."""
+        """The Redis key of the hash of living processes."""
 
     def of(self, session_id: str) -> tuple[bytes, ...]:
-        """Return a session's Redis keys: for its data, its entries, and its shard's lists."""
+        """Return a session's Redis keys: its data, its entries, and its shard's lists."""
         lists = (self.sessions, self.expiring, self.owing, self.behind)
         shard = _shard(as_bytes(session_id))
         own = (self.part(session_id, kind) for kind in (b"session", b"entries"))
@@ -487,7 +488,7 @@ def as_bytes(text: str) -> bytes:
 
 
 def as_text(name: bytes) -> str:
-    """Decode bytes as text; invalid bytes, as after damage, are replaced."""
+    """Decode bytes as text; replace invalid bytes, such as those after damage."""
     try:
         return name.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -523,7 +524,7 @@ def _former(keys: RedisKeys, session_id: str) -> Call:
 
 
 class _FormerSession:
-    """A session of format 1."""
+    """A session in format 1."""
 
     def __init__(self, name: str, row: Sequence[bytes | None], ids: Sequence[bytes]) -> None:
         self.id = name
@@ -565,7 +566,7 @@ class _FormerSession:
 FORMAT = 2
 Upgrade = Callable[[RedisServer, RedisKeys], Awaitable[None]]
 UPGRADES: Mapping[int, Upgrade] = {1: _take_over}
-"""The upgrades from each older format to the next; they may be run twice, or by two processes."""
+"""The upgrades from each older format to the next; running one twice or concurrently is safe."""
 
 
 class Layout:
@@ -580,7 +581,7 @@ class Layout:
         """True if Redis may expire sessions itself; False if it might drop them too early."""
 
     async def ready(self) -> None:
-        """Refuse an unusable server, and upgrade an older layout to this one."""
+        """Reject an unusable server, and upgrade an older layout to this one."""
         if self._is_ready:
             return
         with anyio.CancelScope(shield=True):

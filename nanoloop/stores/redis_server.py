@@ -1,4 +1,4 @@
-"""A Redis server or cluster behind a URL, its atomic scripts, and the sentences for its errors."""
+"""A Redis server or cluster at a URL, its atomic scripts, and the sentences for its errors."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 CONNECTIONS = 32
-"""The most connections; further calls wait for a free one."""
+"""The maximum number of connections; further calls wait for a free one."""
 _CLUSTER = "+cluster"
 
 Client = Redis | RedisCluster
 
 
 def client_of(url: str, *, timeout_seconds: float) -> Client:
-    """Create a client that doesn't connect or retry yet; raise `SettingsError` for a wrong URL."""
+    """Create a client that doesn't connect or retry; raise `SettingsError` for a malformed URL."""
     options: dict[str, Any] = {
         "protocol": 2,
         "max_connections": CONNECTIONS,
@@ -81,25 +81,25 @@ LASTING = (exceptions.AuthenticationError, exceptions.AuthorizationError)
 
 
 class RedisServer:
-    """A Redis server or cluster behind a URL."""
+    """A Redis server or cluster at a URL."""
 
     def __init__(self, url: str, *, timeout_seconds: float) -> None:
-        """Create the server; `timeout_seconds` limits a call with all its retries.
+        """Create the server; `timeout_seconds` limits a call including its retries.
 
-        Each attempt may take a third of it.
+        Each attempt may take a third of that.
         """
         self._timeout_seconds = timeout_seconds
         self._redis = client_of(url, timeout_seconds=timeout_seconds / 3)
         self._where = place_of(url)
 
     async def ask(self, *calls: Call) -> list[Any]:
-        """Make these calls in one go and return the answers; raise `StoreError`.
+        """Make these calls together and return their results; raise `StoreError`.
 
-        They may be made twice, because their outcome is unknown after a lost connection.
+        They may be made twice, because the outcome is unknown after a lost connection.
         """
         with anyio.CancelScope(shield=True):  # time-limited; half an answer ruins a connection
             answers = await self._tried(calls)
-        return answers  # noqa: RET504 - to mypy, the scope may swallow an error
+        return answers  # noqa: RET504 - mypy assumes that the scope may swallow an error
 
     async def _tried(self, calls: Sequence[Call]) -> list[Any]:
         deadline = anyio.current_time() + self._timeout_seconds
@@ -136,7 +136,7 @@ class RedisServer:
             return [error]
 
     def _sentence(self, error: Exception) -> str:
-        """Return the problem and the next step, without any sent data and without a password."""
+        """Return the problem and the next step, without the password or any data that was sent."""
         for kind, mark, words in _SENTENCES:
             if isinstance(error, kind) and mark in str(error):
                 return f"Redis at {self._where} {words}"
@@ -145,7 +145,7 @@ class RedisServer:
         return f"Redis at {self._where} failed ({said}): see its log"
 
     async def check(self) -> bool:
-        """Refuse a server that is too old or drops sessions; raise `StoreError`.
+        """Reject a server that is too old or drops sessions; raise `StoreError`.
 
         Return True if the server never drops a key by itself.
         """
@@ -209,7 +209,7 @@ _SENTENCES: tuple[tuple[type[Exception], str, str], ...] = (
     (exceptions.AskError, "", "is part of a cluster: write redis+cluster://HOST:PORT in store.url"),
     (exceptions.InvalidResponse, "", "is not a Redis server: check store.url"),
 )
-"""Each error's class, a part of its text, and the sentence for it; the first match applies."""
+"""Each error's class, part of its text, and the sentence for it; the first match applies."""
 
 
 def _passes(error: Exception) -> bool:
@@ -223,7 +223,7 @@ Call = tuple[Argument, ...]
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Lua script, which Redis knows by its digest once the script has run there."""
+    """A Lua script, which Redis knows by its digest once it has run there."""
 
     text: str
     name: str = field(init=False)
@@ -242,7 +242,7 @@ local session, entries, sessions, expiring, owing, behind = unpack(KEYS)
 local id, based_on, now, token, updated_at, expires_at, drops_at, grows = unpack(ARGV)
 local rewritten, added, heard, owes, owed = unpack(ARGV, 9, 13)
 local stood = redis.call('HMGET', session, 'revision', 'expires_at', 'rev')
--- An older version that still runs has `rev`, and finds none in what this one wrote.
+-- An older version that is still running expects `rev`, which this one does not write.
 local rev = stood[1] or stood[3] or ''
 if now ~= '' and (tonumber(stood[2]) or math.huge) < tonumber(now) then return '' end
 if rev ~= based_on then return rev end
@@ -282,7 +282,7 @@ for kind, index in ipairs({owing, behind}) do
     redis.call('HDEL', index, id)
   end
 end
--- A moment that has passed by this server's clock is left to the sweep: it counts what goes.
+-- A time that has passed by this server's clock is left to the sweep, which counts removals.
 local drops = drops_at ~= '' and tonumber(drops_at) > redis.call('TIME')[1] * 1000
 for _, key in ipairs({session, entries}) do
   if drops then redis.call('PEXPIREAT', key, drops_at) else redis.call('PERSIST', key) end
@@ -291,8 +291,8 @@ return rev
 """)
 """Write a commit; return the revision found, an empty string, or `heard`.
 
-Without `now`, the session is created, replacing the session at revision `based_on`, if any. After
-the session's own keys, pass the key of the chat's messages for each message.
+Without `now`, the session is created, replacing any session at revision `based_on`. After the
+session's own keys, pass the key of the chat's messages for each message.
 """
 
 READ = Script("""#!lua flags=no-writes
@@ -317,7 +317,7 @@ return {
   table.concat(lines, '\\n'), kept.past,
 }
 """)
-"""Read a session, with its window's entries for `window`, or without entries for `about`."""
+"""Read a session; `window` includes the entries in its window, and `about` no entries."""
 
 BETWEEN = Script("""#!lua flags=no-writes
 local session, entries = unpack(KEYS)
@@ -358,7 +358,7 @@ redis.call('UNLINK', seen)
 if owes ~= '0' then redis.call('HSET', owes == '1' and owing or behind, id, owed) end
 return 1
 """)
-"""Add a session of format 1 to the index; return 0 if it has changed since."""
+"""Add a session in format 1 to the index; return 0 if it has changed since."""
 
 REBIND = Script("""#!lua
 local key, session, was = unpack(ARGV)
@@ -366,7 +366,7 @@ if (redis.call('HGET', KEYS[1], key) or '') ~= was then return 0 end
 redis.call('HSET', KEYS[1], key, session)
 return 1
 """)
-"""Bind a chat's key if its present binding is `was`; an empty `was` means unbound."""
+"""Bind a chat's key if its current binding is `was`; an empty `was` means unbound."""
 
 BEAT = Script("""#!lua flags=allow-oom
 local id, told, lives, forgotten_after = unpack(ARGV)
@@ -395,7 +395,7 @@ return nodes
 """)
 """Record that a process is alive, by this server's clock; return all with their ages in ms.
 
-This works even if the memory has no room left for messages.
+This works even if there is no memory left for messages.
 """
 
 _SCRIPTS = (COMMIT, READ, BETWEEN, NAMES, REMOVE, TAKE_OVER, REBIND, BEAT)

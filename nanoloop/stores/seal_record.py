@@ -1,4 +1,4 @@
-"""A store's seal record: the names of the keys that encrypt what is stored."""
+"""A store's seal record: the names of the keys that encrypt its data."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from nanoloop.stores.database import Database
 
 MARK = "n2"
-"""The prefix of each encrypted text; texts from earlier versions can be decrypted anywhere."""
+"""The prefix of each encrypted text; earlier versions' texts can be decrypted in any place."""
 SEALED = "_sealed"
 LOOKED_AT = 64
-"""How many sessions of a store without a record are looked at before it is used."""
+"""How many sessions are examined before a store without a record is used."""
 RECORD = "nanoloop:seal"
 """The key to which a store's seal record is bound."""
 NO_KEY = (
-    "what is stored here is encrypted, and store.encryption_key is not set: set it to the key that "
-    "encrypted it (NANOLOOP_STORE__ENCRYPTION_KEY); nothing was written"
+    "the data stored here is encrypted, and store.encryption_key is not set: set it to the key "
+    "that encrypted it (NANOLOOP_STORE__ENCRYPTION_KEY); nothing was written"
 )
 WITHOUT_KEYS = (
     "; its conversations have no keys of their own yet, so backups keep erased messages: run "
@@ -35,27 +35,28 @@ NO_KEYS_FILE = (
     "set store.keys_file to it; nothing was written"
 )
 NO_RECORD = (
-    "what is stored here is encrypted, and the record of its keys is missing: restore the whole "
+    "the data stored here is encrypted, and the record of its keys is missing: restore the whole "
     "store from a backup; nothing was written"
 )
 _CHANGED = (
-    "the record of the keys that encrypt what is stored here was changed by something else: "
+    "the record of the encryption keys was changed by something else: "
     "restore the whole store from a backup; nothing was written"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealRecord:
-    """What a store records about its encryption; the record is useless without a key.
+    """What a store records about its encryption; useless without a key.
 
-    Every encrypted text is bound to the id, so nothing copied from another store decrypts here.
+    Every encrypted text is bound to the id, so nothing copied from another store can be decrypted
+    here.
     """
 
     id: str
     keys: tuple[str, ...]
-    """The names of all keys that may have encrypted something in the store."""
+    """The names of all keys that may have encrypted anything in the store."""
     is_whole: bool
-    """True if all data is encrypted, and none of it as earlier versions did."""
+    """True if all data is encrypted, and none of it in the form of earlier versions."""
     secret: bytes
     """The secret for digests that only processes with a key can make; new keys don't change it."""
     keys_id: str = ""
@@ -63,7 +64,7 @@ class SealRecord:
 
     @property
     def advice(self) -> str:
-        """Advice to append to a message if backups keep erased data readable, or ""."""
+        """Advice to append to a message if backups keep erased data readable; otherwise ""."""
         return "" if self.keys_id else WITHOUT_KEYS
 
     def text(self, seal: Seal) -> str:
@@ -75,7 +76,7 @@ class SealRecord:
 
     @classmethod
     def of(cls, text: str, seal: Seal | None) -> Self:
-        """Read the record; raise `NotReadable` unless the seal has every key named there."""
+        """Read the record; raise `NotReadable` unless the seal has every key named in it."""
         try:
             value = json.loads(text)
             proof = str(value.pop("proof"))
@@ -93,7 +94,7 @@ class SealRecord:
             raise NotReadable(NO_KEY)
         if missing := [name for name in record.keys if name not in seal.names]:
             raise NotReadable(
-                "what is stored here is encrypted with a key that store.encryption_key lacks "
+                "the data stored here is encrypted with a key that store.encryption_key lacks "
                 f"(named {missing[0]}; it has {', '.join(seal.names)}): append that key, after a "
                 "comma; nothing was written"
             )
@@ -109,11 +110,11 @@ def place(*names: object) -> bytes:
 
 
 async def rebind(database: Database, key: str, session_id: str, *, was: str | None) -> bool:
-    """Bind this key if its binding is still `was`; return True if that was done."""
+    """Bind this key if its binding is still `was`; return True if it was bound."""
     if (own := getattr(database, "rebind", None)) is not None:
         done: bool = await own(key, session_id, was=was)
         return done
-    # A database of another package, which may not know it: two at the same moment could both win.
+    # Another package's database may lack this, so two simultaneous writers could both succeed.
     if await database.bound(key) != was:
         return False
     await database.bind(key, session_id)

@@ -1,4 +1,4 @@
-"""Sealed files: a folder in which each file is encrypted for its name, as uploads are."""
+"""Sealed files: a folder, such as that of uploads, in which each file is encrypted for its name."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from nanoloop.stores.seal_record import MARK, place
 from nanoloop.stores.sealing import Sealing
 
 FOLDER_RECORD = ".seal"
-"""The file with a folder's seal record."""
+"""The file that holds a folder's seal record."""
 _SEALED_FILE = re.compile(rb"n2\.[0-9a-f]{8}\.|n3\.[0-9a-f]{32}-file\.")
 
 
 class FolderSealing:
-    """Encrypts each file of one folder for its name; without a seal, files stay in plain text.
+    """Encrypts each file in a folder for its name; without a seal, files stay in plain text.
 
     Methods block: call them in worker threads.
     """
@@ -125,7 +125,7 @@ class FolderSealing:
         if sealing.seal is None:
             return data
         is_sealed = _SEALED_FILE.match(data) is not None
-        if is_sealed and sealing.record is None:  # another process has sealed the first one
+        if is_sealed and sealing.record is None:  # another process has sealed the first file
             self._read_record()
         with suppress(ValueError, KeyDestroyed, NotReadable):
             if is_sealed and sealing.record is not None:
@@ -138,7 +138,7 @@ class FolderSealing:
             return None
         with suppress(ValueError):
             return sealing.seal.open_former(data.decode())
-        return data  # from before there was a key
+        return data  # written before there was a key
 
     def _place(self, name: str) -> bytes:
         assert self._sealing.record is not None  # noqa: S101 - read, or written, before
@@ -148,7 +148,7 @@ class FolderSealing:
         return (file for file in self.folder.glob("[!.]*.*") if file.suffix in {".json", ".data"})
 
     def reseal(self) -> Iterator[tuple[Path, bool]]:
-        """Encrypt every file with the first key; yield each, with True if that worked."""
+        """Encrypt every file with the first key; yield each file, and whether it could be read."""
         if self._sealing.seal is None or not self.folder.is_dir():
             return
         self._use_keys()

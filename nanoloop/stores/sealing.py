@@ -1,4 +1,4 @@
-"""Sealing: everything stored is encrypted for its place; a record names the keys used."""
+"""Sealing: all stored data is encrypted for its place, and a record names the keys used."""
 
 from __future__ import annotations
 
@@ -60,25 +60,25 @@ from nanoloop.stores.snapshot import (
 )
 
 READABLE = ("id", "key", "created_at")
-"""The fields that stay readable in the section that identifies the session."""
+"""The fields of a session's identifying section that stay readable."""
 _TAG = "tag"
 
 
 class Sealing:
     """Encrypts changes and decrypts snapshots; without a seal, both stay in plain text.
 
-    Ids, numbers, types and times are left as they are, so that files can be repaired, searched and
-    listed without the key; encryption protects them from changes. Until everything is encrypted,
-    what was written in plain text or by an earlier version stays readable too.
+    Ids, numbers, types and times stay readable, so that files can be repaired, searched and listed
+    without the key, but can't be changed unnoticed. Until everything is encrypted, data that was
+    written in plain text or by an earlier version stays readable too.
     """
 
     def __init__(self, seal: Seal | None = None) -> None:
         self.seal = seal
         self.keys_file: KeysFile | None = getattr(seal, "keys_file", None)
         self.record: SealRecord | None = None
-        """The store's record, once it is read; None if nothing was ever encrypted there."""
+        """The store's record once it has been read; None if nothing was ever encrypted there."""
         self.inherited = b""
-        """The secret of the store that this one is copied from, or empty."""
+        """The secret of the store that this one is a copy of, or empty."""
         self._text = ""
         self._lock = Lock()
         self._states: WeakKeyDictionary[ChangeTracker, SealedState] = WeakKeyDictionary()
@@ -92,7 +92,7 @@ class Sealing:
             self.learn(record)
 
     async def look_for_seals(self, database: Database, *, now: int) -> None:
-        """Look at the newest sessions of an earlier version's store, which has no record.
+        """Examine the newest sessions of an earlier version's store, which has no record.
 
         Raise `NotReadable` if one is encrypted and none of the keys can decrypt it.
         """
@@ -105,7 +105,7 @@ class Sealing:
                 return
 
     async def prepare(self, database: Database, *, now: int) -> None:
-        """Add to the store's record the key that encrypts from now on."""
+        """Add the key that encrypts from now on to the store's record."""
         while not self.may_write:
             was = await database.bound(RECORD)
             if was is None:
@@ -135,7 +135,7 @@ class Sealing:
             await self.read(database)
 
     async def _replace(self, database: Database, text: str, *, was: str | None) -> bool:
-        """Replace the record, unless another process was first."""
+        """Replace the record unless another process did so first."""
         if not await rebind(database, RECORD, text, was=was):
             return False
         self.learn(text)
@@ -155,12 +155,12 @@ class Sealing:
         if self.seal is None:
             return self.record is None
         record = self.record
-        # The first records had no secret.
+        # The first version's records had no secret.
         return record is not None and self.seal.names[0] in record.keys and record.secret != b""
 
     @property
     def is_strict(self) -> bool:
-        """True if data that is not encrypted for its place counts as damage."""
+        """True if data that is not encrypted for its place counts as damaged."""
         return self.record is not None and self.record.is_whole
 
     def _is_strict_in(self, state: SealedState | None) -> bool:
@@ -176,11 +176,11 @@ class Sealing:
         self.record, self._text = record, text
 
     def renewed(self, *, is_empty: bool) -> str:
-        """Return the present record, extended so that the first key may encrypt."""
-        assert self.seal is not None  # noqa: S101 - asked for only where there is one
+        """Return the current record, extended so that the first key may encrypt."""
+        assert self.seal is not None  # noqa: S101 - called only if there is one
         names = self.seal.names
         if self.record is None:
-            # Whatever an earlier version sealed, it was with some of these.
+            # Whatever an earlier version sealed, it used some of these keys.
             keys = names[:1] if is_empty else names
             secret = self.inherited or token_bytes(32)
             keys_id = self.keys_file.id if is_empty and self.keys_file is not None else ""
@@ -197,7 +197,7 @@ class Sealing:
         return record.text(self.seal)
 
     def keyed(self, keys_id: str) -> str:
-        """Return the record with the id of the keys file."""
+        """Return the record with the id of the keys file added."""
         assert self.record is not None  # noqa: S101 - there is one before it is changed
         return self._in(changed(self.record, keys_id=keys_id))
 
@@ -207,7 +207,7 @@ class Sealing:
         assert self.record is not None  # noqa: S101 - something was sealed before
         return self._in(changed(self.record, keys=self.seal.names[:1], is_whole=True))
 
-    # What sessions were like
+    # The state of sessions
 
     def known(self, tracker: ChangeTracker, *, revision: int) -> SealedState | None:
         """Return the session's encryption state at this revision, or None if not remembered."""
@@ -221,7 +221,7 @@ class Sealing:
             with self._lock:
                 self._states[tracker] = state
 
-    # Its own keys
+    # Keys of sessions
 
     @property
     def is_keyed(self) -> bool:
@@ -272,8 +272,8 @@ class Sealing:
     ) -> Commit:
         """Return the changes, encrypted to follow `state`; pass `is_all` for a whole session.
 
-        With `erases`, these people get new keys, and so do texts made from several people's words.
-        Raise `KeysWanted` if keys must be made, unless it `may_add` them, which blocks.
+        The people in `erases` get new keys, and so do texts made from several people's words. Raise
+        `KeysWanted` if keys must be made, unless it `may_add` them, which blocks.
         """
         gone = [*gone]
         erased = sorted({*gone, *(entry.seq for entry in rewritten)})
@@ -312,7 +312,7 @@ class Sealing:
         return changed(commit, head=self._tagged(commit.head, session_id, after))
 
     def _add(self, names: Iterable[str], changes: Changes, state: SealedState) -> str:
-        """Make these keys and others that these changes need; return the last. This blocks."""
+        """Make these keys and any others that these changes need; return the last. This blocks."""
         keys = self.keys_of(state)
         people = {keys.person(p): p for entry in changes.entries for p in people_in(entry)}
         owned = (keys.of([person]) for person in people)
@@ -334,7 +334,7 @@ class Sealing:
     def _with_keys(
         self, session_id: str, state: SealedState, erases: Sequence[Person] | None
     ) -> SealedState:
-        """Return the state, with the keys that its session uses from now on."""
+        """Return the state with the keys that its session uses from now on."""
         keys = self.keys_of(state)
         if self.keys_file is None or self._is_destroyed(state.born, refresh=True):
             raise SessionNotFound(session_id)
@@ -359,7 +359,7 @@ class Sealing:
     def _appended(
         self, entry: Entry, session_id: str, state: SealedState
     ) -> tuple[Entry, SealedState]:
-        """Return a log entry, encrypted with the keys of people whose words it may contain."""
+        """Return a log entry, encrypted with the keys of everyone whose words it may contain."""
         if not state.is_keyed:
             return self._sealed(entry, session_id, state), state
         keys = self.keys_of(state)
@@ -372,7 +372,7 @@ class Sealing:
     def _sealed(
         self, entry: Entry, session_id: str, state: SealedState, names: Sequence[str] = ()
     ) -> Entry:
-        """Return the entry, encrypted with the keys of these names; by default, its sender's."""
+        """Return the entry, encrypted with the keys of these people; by default, its sender's."""
         where = self._place_of(entry, session_id, state)
         said = {"content": entry.content, "metadata": entry.metadata}
         if state.is_keyed and not names:
@@ -410,7 +410,7 @@ class Sealing:
     def _head(
         self, head: Mapping[str, Any], session_id: str, state: SealedState
     ) -> Mapping[str, Any]:
-        """Return the head, after encrypting any entries that only a handler's window contains."""
+        """Return the head after encrypting any entries that are only in a handler's window."""
         names = self.keys_of(state).mixed if state.is_keyed else ()
         shown = [
             self._sealed(entries_in([item])[0], session_id, state, names).to_dict()
@@ -439,7 +439,7 @@ class Sealing:
         return self.keys_file.seal(names, data, where)
 
     def _sealed_bytes(self, data: bytes, where: bytes) -> str:
-        assert self.seal is not None  # noqa: S101 - asked for only where there is one
+        assert self.seal is not None  # noqa: S101 - called only if there is one
         return self.seal.seal(data, where)
 
     @property
@@ -451,7 +451,7 @@ class Sealing:
     # Opening
 
     def state(self, head: Mapping[str, Any], session_id: str) -> SealedState | None:
-        """Return the encryption state in a head; None if the head may be, and is, plain text.
+        """Return the encryption state in a head; None for a plain-text head, if that is allowed.
 
         Raise `SessionDamaged` if the head was changed, or `NotReadable` if the key is missing.
         """
@@ -476,7 +476,7 @@ class Sealing:
     def opened(self, snapshot: StoredSnapshot) -> StoredSnapshot:
         """Return the decrypted snapshot; raise `StoreError` if it can't be decrypted.
 
-        Anything whose key was destroyed counts as erased, even in an older snapshot.
+        Data whose key was destroyed counts as erased, even in an older snapshot.
         """
         name = snapshot.name
         state = self.state(snapshot.head, name)
@@ -522,7 +522,7 @@ class Sealing:
     def _pieces(
         self, value: Mapping[str, Any], where: bytes, session_id: str, what: str
     ) -> list[Any]:
-        """Return the pieces of an encrypted value; None for each whose key was destroyed."""
+        """Return the pieces of an encrypted value, with None for each whose key was destroyed."""
         found: list[Any] = []
         for number, token in enumerate(value.get(PIECES) or ()):
             piece = {SEALED: token}
@@ -576,7 +576,7 @@ class Sealing:
     def glance(
         self, head: Mapping[str, Any], about: Mapping[str, Any], session_id: str
     ) -> Mapping[str, Any]:
-        """Return the section that identifies a session, decrypted if a key fits."""
+        """Return the section that identifies a session, decrypted if one of the keys fits."""
         try:
             state = self.state(head, session_id)
             value: Mapping[str, Any] = self._opened_part(session_id, ABOUT, about, state)
@@ -611,7 +611,7 @@ class Sealing:
         raise NotReadable(other_key(session_id))
 
     def _check_readable(self, about: Mapping[str, Any]) -> None:
-        """Raise `NotReadable` if a session needs the store's missing record, or another key."""
+        """Raise `NotReadable` if a session needs another key, or the store's missing record."""
         if SEALED not in about:
             return
         if is_sealed(about):
@@ -633,7 +633,7 @@ class Sealing:
         return f"{session_id} {self._sealed_bytes(b'', self._place_of_key(key, session_id))}"
 
     def bound(self, key: str, text: str) -> str | None:
-        """Return the id of the session that a key is bound to; None if the binding was forged."""
+        """Return the id of the session that a key is bound to; None for a forged binding."""
         session_id, _, token = text.partition(" ")
         if not token:
             return None if self.is_strict else session_id
@@ -648,7 +648,7 @@ class Sealing:
     def _place_of_key(self, key: str, session_id: str) -> bytes:
         return place("key", self._store, key, session_id)
 
-    # What is sealed already
+    # Data that is already sealed
 
     def is_current(self, stored: StoredSession) -> bool:
         """Return True if the whole session is encrypted with the first key."""
@@ -665,14 +665,14 @@ class Sealing:
         )
 
     def retagged(self, stored: StoredSession, snapshot: StoredSnapshot) -> Commit | None:
-        """Return a commit that encrypts the head anew, if everything else has its own keys."""
+        """Return a commit that encrypts the head again, if everything else has its own keys."""
         state = snapshot.state
         if state is None or not state.is_keyed or not self.is_keyed:
             return None
         return self._in_state(snapshot.name, stored.head, state)
 
     def ending(self, session_id: str, head: Mapping[str, Any]) -> Commit | None:
-        """Return the commit after which nobody can write to a session with its own keys."""
+        """Return the commit that stops all writing to a session with its own keys."""
         state = self.state(head, session_id)
         if state is None or not state.is_keyed:
             return None
@@ -685,7 +685,7 @@ class Sealing:
         return changed(commit, head=self._tagged(commit.head, session_id, state))
 
     def _is_settled(self, token: str) -> bool:
-        """Return True if the text would now be encrypted in the same way."""
+        """Return True if the text would be encrypted in the same way now."""
         if self.is_keyed:
             return token.startswith(f"{MARK_OF_KEYS}.")
         return self._is_of_first(token)

@@ -1,4 +1,4 @@
-"""A session as stores keep it: head, sections and entries, which are checked when read."""
+"""A session as stores keep it: head, sections and entries, all checked when read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from nanoloop.session.session import Session
 from nanoloop.session.speech import Askers
 
 STATE = "sealed"
-"""The head's field for the encryption state of its session."""
+"""The head's field for the session's encryption state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,21 +39,21 @@ class SealedState:
 
     revision: int
     born: str
-    """A random name, which changes whenever the whole session is written again."""
+    """A random name that changes whenever the whole session is written again."""
     parts: Mapping[str, int] = field(default_factory=dict)
     """The revision at which each section was written."""
     gone: tuple[tuple[int, int], ...] = ()
-    """The ranges of entries that were erased, or were missing when the session was encrypted."""
+    """The ranges of entries that were erased, or already missing when the session was encrypted."""
     is_whole: bool = False
     """True if every part is encrypted in the current form."""
     edition: int = 0
-    """The number of the key for texts made from several people's words; 0 if it has no own keys."""
+    """The number of the key for texts made from several people's words; 0 without own keys."""
     dying: tuple[str, ...] = ()
-    """Names of keys that are about to be destroyed, so nothing more is encrypted with them."""
+    """Names of keys that are about to be destroyed, so that nothing more is encrypted with them."""
     newest: str = ""
     """The session's newest key; a keys file without it is an older copy."""
     askers: Askers = field(default_factory=Askers)
-    """Digests of the people whose words the newest turn may contain."""
+    """Digests of the people whose words the latest turn may contain."""
 
     @property
     def is_keyed(self) -> bool:
@@ -101,7 +101,7 @@ class SealedState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSnapshot:
-    """A session as a store has it, with all entries whose number is above `after`."""
+    """A session as a store has it, with all entries numbered above `after`."""
 
     head: Mapping[str, Any]
     sections: Mapping[str, Any]
@@ -112,10 +112,10 @@ class StoredSnapshot:
     odd: Sequence[str] = ()
     """The names of the session's numbers that were invalid."""
     state: SealedState | None = None
-    """The encrypted state from the head, once it has been decrypted."""
+    """The encryption state from the head, once it has been decrypted."""
 
     def to_session(self, clock: Callable[[], datetime]) -> Session:
-        """Create a session object that shares nothing mutable with any other."""
+        """Create a session object that shares no mutable data with any other."""
         with decoding(self.name):
             return Session.restored(
                 head=self.head,
@@ -136,7 +136,7 @@ class StoredSnapshot:
         return str(self.sections[ABOUT]["id"])
 
     def to_changes(self) -> Changes:
-        """Return everything as one commit, for a store that has nothing of the session."""
+        """Return everything as one commit, for a store that has nothing of this session yet."""
         return Changes(
             revision=int(self.head["rev"]) - 1,
             entries=tuple(self.entries),
@@ -181,7 +181,7 @@ def check_numbers(
 def without_lost(
     head: Mapping[str, Any], sections: Mapping[str, Any], lost: Collection[int]
 ) -> dict[str, Any]:
-    """Return a session's head without its lost entries, and without sections that are lost."""
+    """Return a session's head without its lost entries and sections."""
     found = dict(head)
     if SUMMARY in sections and sections[SUMMARY] is None:  # all that left the window is pending
         found["covered"] = 0
@@ -195,9 +195,9 @@ def without_lost(
 
 
 def first_revision() -> int:
-    """Return the revision at which a new session starts to count its commits.
+    """Return the revision at which a new session starts counting its commits.
 
-    It is random, so that an object of a deleted session can't write to a new session of the same
+    It is random, so that an object of a deleted session can't write to a new session with the same
     name.
     """
     return secrets.randbelow(1 << 31)
@@ -223,7 +223,7 @@ def is_visible(head: Mapping[str, Any], seq: int) -> bool:
 
 
 def expiry(head: Mapping[str, Any]) -> datetime | None:
-    """Return the time after which the session is expired, or None for never."""
+    """Return the time after which the session counts as expired, or None if it never does."""
     text = head.get("expires_at")
     return from_rfc3339(text) if text else None
 
@@ -286,7 +286,7 @@ def owed_session(session_id: str, head: Mapping[str, Any]) -> OwedSession:
 
 
 def owed_in(raw: Any, decode: Decode) -> int:
-    """Return the kind of pending work in a session with this head; none if the head is damaged."""
+    """Return the kind of pending work in a session with this head; none for a damaged head."""
     try:
         return owes(head_of("", raw, decode))
     except SessionDamaged:
@@ -294,18 +294,18 @@ def owed_in(raw: Any, decode: Decode) -> int:
 
 
 def chat_of(session_id: str, about: Any, decode: Decode) -> str:
-    """Return the key of a session's chat, from the section that identifies the session."""
+    """Return the key of a session's chat from the section that identifies the session."""
     with suppress(*_NONSENSE):
         return str(decode(about).get("key") or session_id)
     return session_id
 
 
 NOTED = "heard"
-"""The section in which earlier versions kept some message ids; it is skipped."""
+"""The section in which earlier versions kept some message ids; it is ignored."""
 
 
 def noted_in(raw: Any, decode: Decode) -> list[str]:
-    """Return the message ids in this section; none if the section is encrypted or missing."""
+    """Return the message ids in this section, or none if it is encrypted or missing."""
     with suppress(*_NONSENSE):
         found = decode(raw)
         named = [_noted(each) for each in found] if isinstance(found, list) else ()
@@ -318,7 +318,7 @@ def _noted(item: Any) -> Any:
 
 
 def pending_in(head: Mapping[str, Any]) -> int:
-    """Return how many entries have left the window and are not in a summary."""
+    """Return how many entries have left the window but are not in a summary."""
     first, last = pending_start(head), window_start(head) - 1
     hidden = [max(0, min(last, b) - max(first, a) + 1) for a, b in head.get("hidden") or ()]
     count: int = last - first + 1 - sum(hidden)
@@ -335,7 +335,7 @@ _MAPPINGS = ("resized", "senders")
 _TIMES = ("updated_at", "expires_at")
 
 Decode = Callable[[Any], Any]
-"""Converts a row's value to the value that was stored."""
+"""Converts a row's value back to the value that was stored."""
 
 
 def as_it_is(value: Any) -> Any:
@@ -345,7 +345,7 @@ def as_it_is(value: Any) -> Any:
 
 @contextmanager
 def decoding(session_id: str) -> Iterator[None]:
-    """Raise `SessionDamaged` for any error in the block that an invalid value causes."""
+    """Raise `SessionDamaged` for any error that an invalid value causes in the block."""
     try:
         yield
     except NanoloopError:  # some of these are KeyErrors too
@@ -362,7 +362,7 @@ def head_of(session_id: str, raw: Any, decode: Decode) -> Mapping[str, Any]:
 
 
 class MendedHead(dict[str, Any]):
-    """A head whose invalid numbers were replaced, in a way that loses no message."""
+    """A head whose invalid numbers were replaced in a way that loses no message."""
 
     names: tuple[str, ...] = ()
     """The names of the replaced numbers."""

@@ -1,6 +1,6 @@
 """Sessions in one SQLite file: nothing to install or start, and safe for several processes.
 
-Each call is one trip to a thread; all writes share one thread.
+Each call switches to a thread only once; all writes share one thread.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from nanoloop.stores.store import DatabaseStore
 
 Durability = Literal["flush", "fsync"]
 PAGE = 256
-"""How many rows of a long list are read per trip."""
+"""How many rows of a long list are read at once."""
 
 _ADVICE: Mapping[int, str] = {
     sqlite3.SQLITE_BUSY: "another process has locked it: stop it, or try again",
@@ -85,7 +85,7 @@ class SqliteStore(DatabaseStore):
         read_only: bool = False,
         busy_seconds: float = BUSY_SECONDS,
     ) -> None:
-        """Create the store; a call fails if the file is locked for more than `busy_seconds`."""
+        """Create the store; a call fails if the file stays locked for over `busy_seconds`."""
         where = Path(path)
         opening = SqliteConnector(
             path=where, fsync=durability == "fsync", busy_seconds=busy_seconds, clock=clock
@@ -152,7 +152,7 @@ class _Sqlite:
             yield name
 
     async def glances(self, *, now: int) -> AsyncIterator[StoredSession | SessionDamaged]:
-        # All rows first, because rows written meanwhile would shift the pages.
+        # List all rows first, because rows written meanwhile would shift the pages.
         numbers = await self._read(read_living, now)
         for start in range(0, len(numbers), PAGE):
             for stored in await self._read(read_glances, numbers[start : start + PAGE]):
@@ -235,7 +235,7 @@ class _Sqlite:
     async def _erase(
         self, work: Callable[[sqlite3.Connection], T], clean: Callable[[T], bool]
     ) -> T:
-        """Run a write, then clean the file; if interrupted, the next opening finishes this."""
+        """Run a write, then clean the file; if interrupted, the next opening cleans it."""
 
         def written() -> T:
             with self._file.erasing() as is_clean:
@@ -270,7 +270,7 @@ class _Sqlite:
 
 
 BATCH, FORGOTTEN = 50, 1000
-"""How many expired sessions, and how many message ids, one transaction removes."""
+"""How many expired sessions and message ids one transaction removes."""
 
 # Bound as bytes, which SQLite stores unchanged as text, even half of a surrogate pair.
 _STANDING = "SELECT number, rev, expires_at FROM session WHERE id = ?"
@@ -395,7 +395,7 @@ def write_rebind(connection: Connection, key: str, session_id: str, was: str | N
 
 
 EVER = 1 << 62
-"""A number greater than any entry's."""
+"""A number greater than that of any entry."""
 
 _SESSION = "SELECT number, head, window_seq, size, rev, updated_at FROM session WHERE id = ?"
 _SECTIONS = "SELECT name, value FROM section WHERE session = ?"
@@ -532,7 +532,7 @@ def _entries(session_id: str, connection: Connection, *which: Any) -> list[Entry
 
 
 def _text(data: bytes) -> str:
-    """Decode bytes as text; invalid bytes, as after damage, are replaced."""
+    """Decode bytes as text; replace invalid bytes, such as those after damage."""
     try:
         return data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -540,7 +540,7 @@ def _text(data: bytes) -> str:
 
 
 TOGETHER = 64
-"""The most writes in one transaction."""
+"""The maximum number of writes in one transaction."""
 
 
 class QueuedWrite:
@@ -575,14 +575,14 @@ class QueuedWrite:
 
 
 class WriteQueue:
-    """A queue of writes from the event loop, which the writing thread performs."""
+    """A queue of writes from the event loop for the writing thread."""
 
     def __init__(self, file: SessionFile) -> None:
         self._file = file
         self._waiting: deque[QueuedWrite] = deque()
 
     def put(self, work: Callable[[sqlite3.Connection], Any]) -> QueuedWrite:
-        """Queue a write; it is done by the end of the next `work_off`."""
+        """Queue a write; the next `work_off` performs it."""
         self._waiting.append(write := QueuedWrite(work))
         return write
 

@@ -46,7 +46,7 @@ Work = Callable[Concatenate[sqlite3.Connection, P], T]
 
 
 class SessionFile:
-    """A file of sessions, which is opened when needed and created by the first write."""
+    """A file of sessions that is opened when needed and created by the first write."""
 
     def __init__(self, opening: SqliteConnector, *, read_only: bool = False) -> None:
         self.opening = opening
@@ -78,9 +78,9 @@ class SessionFile:
             raise StoreError(f"{self.path} is open read-only: nothing was written")
 
     def _opened(self) -> sqlite3.Connection:
-        """Return the writing connection to the current file; call this with `_writing` held."""
+        """Return the writing connection to the current file; the caller must hold `_writing`."""
         if self._writer is not None and self._inode != self.opening.inode:
-            self._close()  # the file was moved: write no more to it
+            self._close()  # the file was moved: stop writing to it
         if self._writer is None:
             self._writer = self.opening.writer()
             self._inode = self.opening.inode
@@ -110,7 +110,7 @@ class SessionFile:
         return f"it was erased, but {self.path} or the log beside it may contain traces"
 
     def empty_log(self) -> bool:
-        """Remove deleted data from the log beside the file; return False if it is being read."""
+        """Remove deleted data from the log beside the file; return False if the log is in use."""
         with suppress(sqlite3.Error):
             return self._empty_log()
         return False
@@ -119,8 +119,8 @@ class SessionFile:
     def erasing(self) -> Iterator[Callable[[], None]]:
         """Record beside the file that it may contain traces of erased data.
 
-        This yields a function that removes the record. A record left by a killed process is handled
-        when the file is next opened for writing.
+        This yields a function that removes the record. If a process is killed and leaves a record,
+        the next process that opens the file for writing deals with it.
         """
         self.check_writes()
         make_folder(self.path.parent)
@@ -130,7 +130,7 @@ class SessionFile:
             yield partial(note.unlink, missing_ok=True)
 
     def _finish_erasing(self, connection: sqlite3.Connection) -> None:
-        """Remove the traces that stopped processes recorded, as far as possible now."""
+        """Remove the traces that stopped processes recorded, as far as this is possible now."""
         for note in self.path.parent.glob(f"{escape(self.path.name)}{_ERASING}*"):
             with suppress(BlockingIOError, FileNotFoundError), locked_file(note, os.O_RDWR):
                 try:
@@ -187,7 +187,7 @@ class SessionFile:
             connection.close()
 
     def _reader(self) -> tuple[sqlite3.Connection, int]:
-        """Return a connection for this caller alone, and the inode for which it may be kept."""
+        """Return a connection for this caller alone, and the inode of the file it belongs to."""
         inode = self.opening.inode
         if inode and inode != self._inode:
             with self._writing:
@@ -227,7 +227,7 @@ def _at_once(
 
 PAUSE_SECONDS = 0.01
 PAGE_BYTES = 1024
-"""A small page, because a commit changes a few scattered rows and writes each one's whole page."""
+"""Small, because a commit changes a few scattered rows and writes the whole page of each."""
 LOG_BYTES = 4_096_000
 """The size at which the log beside the file is merged into the file."""
 
@@ -241,11 +241,11 @@ class SqliteConnector:
     busy_seconds: float
     clock: Callable[[], datetime]
     heard: list[Event] = field(default_factory=list)
-    """Events to announce; the code that announces an event removes it."""
+    """Events to announce; whoever announces an event removes it."""
 
     @property
     def inode(self) -> int:
-        """The inode of the current file, or 0 without a file."""
+        """The inode of the current file, or 0 if there is no file."""
         try:
             return self.path.stat().st_ino
         except (FileNotFoundError, NotADirectoryError):
@@ -263,7 +263,7 @@ class SqliteConnector:
         return now.st_ino, now.st_size, now.st_mtime_ns
 
     def writer(self) -> sqlite3.Connection:
-        """Return a writing connection; create, upgrade or set aside the file as needed."""
+        """Return a writing connection; create or upgrade the file, or set it aside, as needed."""
         inode = self._make()
         try:
             self._look()
@@ -276,7 +276,7 @@ class SqliteConnector:
         return self._prepared()
 
     def _look(self) -> None:
-        """Raise for a damaged or foreign file, because a writing connection would modify it."""
+        """Raise an error for a damaged or foreign file, which a writing connection would modify."""
         with suppress(sqlite3.OperationalError), closing(self._connect("ro")) as connection:
             format_of(connection, str(self.path))
 
@@ -337,7 +337,9 @@ class SqliteConnector:
             try:
                 mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
                 break
-            except sqlite3.OperationalError as error:  # several start at once: SQLite doesn't wait
+            except (
+                sqlite3.OperationalError
+            ) as error:  # SQLite doesn't wait if several start at once
                 is_busy = primary_code(error) == sqlite3.SQLITE_BUSY
                 if not is_busy or time.monotonic() > deadline:
                     raise
@@ -350,7 +352,8 @@ class SqliteConnector:
     def reader(self, *, touching: bool = True) -> sqlite3.Connection:
         """Return a connection that reads committed data; raise `StoreError` for an older format.
 
-        Without `touching`, nothing is locked or created; nobody else may have the file open then.
+        If `touching` is False, nothing is locked or created, and nobody else may have the file
+        open.
         """
         if not self.inode:
             return self._nothing()
@@ -370,7 +373,7 @@ class SqliteConnector:
         )
 
     def _nothing(self) -> sqlite3.Connection:
-        """Return a connection to an empty store, which replaces a missing file."""
+        """Return a connection to an empty store, which stands in for a missing file."""
         connection = sqlite3.connect(":memory:", isolation_level=None)
         connection.text_factory = bytes
         upgrade(connection, str(self.path))
@@ -401,7 +404,7 @@ _FIRST = (
         id TEXT NOT NULL UNIQUE,
         rev INTEGER NOT NULL,
         shown_from INTEGER NOT NULL, -- the lowest seq that the window shows
-        updated_at INTEGER NOT NULL, -- in microseconds since 1970, as the next
+        updated_at INTEGER NOT NULL, -- in microseconds since 1970, like the next
         expires_at INTEGER,
         size INTEGER NOT NULL, -- bytes of its entries
         head TEXT NOT NULL
@@ -520,7 +523,7 @@ def upgrade(connection: sqlite3.Connection, name: str) -> None:
 
 
 def format_of(connection: sqlite3.Connection, name: str) -> int:
-    """Return the file's format, or 0 if it is empty; raise `StoreError` if newer or foreign."""
+    """Return the file's format, or 0 if empty; raise `StoreError` for a newer or foreign file."""
     application, version, tables = connection.execute(_STANDING).fetchone()
     if application != APPLICATION and (application or version or tables):
         raise StoreError(f"{name} is another program's database: choose another file")
@@ -559,7 +562,7 @@ def as_bytes(text: str) -> bytes:
 MAGIC = b"SQLite format 3\0"
 """The bytes that every database file begins with."""
 SUFFIXES = {".db", ".sqlite", ".sqlite3"}
-"""The suffixes of files that can only be databases."""
+"""The file suffixes that only databases use."""
 _BESIDE = ("-wal", "-shm")
 
 
@@ -569,7 +572,7 @@ def is_damage(error: sqlite3.DatabaseError) -> bool:
 
 
 def primary_code(error: sqlite3.Error) -> int:
-    """Return SQLite's error code without details; 0 if Python itself raised the error."""
+    """Return SQLite's error code without details, or 0 for an error that Python raised itself."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
@@ -582,11 +585,11 @@ def is_ours(path: Path) -> bool:
 
 
 def put_aside(path: Path, inode: int, error: sqlite3.Error, *, now: datetime) -> list[Event]:
-    """Rename a damaged database; raise `StoreError` for a file that never was a database.
+    """Rename a damaged database; raise `StoreError` for a file that was never a database.
 
     Return the events to announce, or none if another process was first.
     """
-    # Nothing here has the file open: closing a file releases all locks that SQLite has on it.
+    # Nothing here may have the file open: closing a file releases all of SQLite's locks on it.
     try:
         fd = open_file(path)
     except FileNotFoundError:
@@ -610,7 +613,7 @@ def put_aside(path: Path, inode: int, error: sqlite3.Error, *, now: datetime) ->
 
 
 def _free(path: Path, now: datetime) -> Path:
-    """Return a path that is not in use."""
+    """Return a path that is not in use yet."""
     date = now.astimezone(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     names = [
         f"{path.name}.corrupt-{date}",

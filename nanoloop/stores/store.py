@@ -1,4 +1,4 @@
-"""A store over any database, which handles time, encryption, order and errors for all of them."""
+"""A store over any database; it handles time, encryption, order and errors for all of them."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ from nanoloop.stores.sweep import SWEEP_SECONDS, delete, destroy_replaced, end, 
 from nanoloop.writing import WriteOrder
 
 WORDS_AT_ONCE = 500
-"""How many entries are searched at a time for a person's words."""
+"""How many entries are searched for a person's words at a time."""
 
 
 class DatabaseStore:
-    """Stores sessions as rows: new data is added, and the head is committed with it."""
+    """Stores sessions as rows: adds new data and commits the head in the same step."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class DatabaseStore:
         self._tried = TriedCommits()
         self._closed = anyio.Event()
         self._is_ready = False
-        """True once the encryption record was read."""
+        """True once the encryption record has been read."""
         self._swept_in: TaskGroup | None = None
         self.sweep_seconds: float = SWEEP_SECONDS
         """How often expired data is removed, inside `async with`."""
@@ -97,7 +97,7 @@ class DatabaseStore:
     async def create(
         self,
         *,
-        id: str | None = None,  # noqa: A002 - the seeds' name for it
+        id: str | None = None,  # noqa: A002 - the original API's name
         key: str | None = None,
         ttl: float | timedelta | None = None,
         sliding: bool = False,
@@ -142,7 +142,7 @@ class DatabaseStore:
             if living is not None and not may_replace:
                 if not self._tried.settle(session, living):
                     raise SessionExists(session.id)
-                await self._commit(session)  # changes since it was added
+                await self._commit(session)  # the changes since it was added
                 return
             # A replacement continues the count, so that an object of the old session can't commit.
             revision = first_revision() if living is None else int(living["rev"])
@@ -190,11 +190,11 @@ class DatabaseStore:
         return changed(opened, odd=odd, unreadable=[*opened.unreadable, *words]) if odd else opened
 
     async def save(self, session: Session) -> None:
-        """Make all changes to the session durable at once, or none of them.
+        """Make all changes to the session durable together, or none of them.
 
-        Raise `SessionNotFound` after a delete or expiry, `StoreConflict` if another writer was
-        first, and `AlreadyHeard` if a message in it was recorded before; load the session again
-        then.
+        Raise `SessionNotFound` if the session was deleted or expired, `StoreConflict` if another
+        writer was first, and `AlreadyHeard` if one of its messages was recorded before; in these
+        cases, load the session again.
         """
         await self.order.write(session.id, lambda: self._commit(session))
 
@@ -207,18 +207,18 @@ class DatabaseStore:
         await self.revision(session.id)
 
     async def _sealed(self, session_id: str, *args: Any, **how: Any) -> Commit:
-        """Return these changes, encrypted; in a thread if keys have to be made for them."""
+        """Return these changes, encrypted; use a thread if keys have to be made."""
         try:
             return self.sealing.commit(session_id, *args, **how)
         except KeysWanted:
             with suppress(KeyDestroyed):
                 return await wrap(self.sealing.commit)(session_id, *args, **how, may_add=True)
-        # Somebody's words were erased meanwhile, by another process.
+        # Another process has meanwhile erased somebody's words.
         raise StoreConflict(session_id, mine=0, theirs=0)
 
     async def _try(self, session: Session, changes: Changes, commit: Commit) -> bool:
         """Write this commit; return False if an earlier commit of ours was written instead."""
-        # Recorded first, because a cancelled task, or another event loop, never gets the answer.
+        # Recorded first, because a cancelled task or another event loop never gets the answer.
         self._tried.note(session, changes, commit)
         try:
             await self._committed(commit)
@@ -236,7 +236,7 @@ class DatabaseStore:
         self._tried.forget(session, upto=changes)
 
     async def _state(self, session: Session, revision: int) -> SealedState | None:
-        """Return the stored session's encryption state, for a commit at this revision."""
+        """Return the encryption state of the stored session, for a commit at this revision."""
         await self._for_writing()
         if self.sealing.seal is None:
             return None
@@ -267,7 +267,7 @@ class DatabaseStore:
             try:
                 return await self._entries(session_id, head, after=after, upto=upto, limit=limit)
             except SessionDamaged:
-                # If the session was erased or replaced between two reads, they don't match.
+                # If the session was erased or replaced between two reads, the two don't match.
                 if await self._living_head(session_id) == head:
                     raise
 
@@ -305,7 +305,7 @@ class DatabaseStore:
         return head
 
     def _is_living(self, head: Mapping[str, Any] | None) -> bool:
-        """Return True if the head's session was not deleted and has not expired."""
+        """Return True if the head's session was neither deleted nor has expired."""
         if head is None or has_expired(head, self.clock()):
             return False
         return not self.sealing.is_deleted(head)
@@ -332,16 +332,16 @@ class DatabaseStore:
     async def _commit_erased(
         self, session: Session, state: SealedState | None, **erased: Any
     ) -> bool:
-        """Commit an erasure, with a new key for all texts made from several people's words."""
+        """Commit an erasure, and replace the key for all texts made from several people's words."""
         if state is not None and state.is_keyed:
             session.touch(*PARTS.keys() & state.parts.keys())
         changes = session.changes()
-        assert changes is not None  # noqa: S101 - erasing is one
+        assert changes is not None  # noqa: S101 - an erasure is a change
         commit = await self._sealed(session.id, changes, state, **erased)
         return await self._try(session, changes, commit)
 
     async def destroy_keys(self, session_id: str) -> None:
-        """Destroy the keys of this session's erased words, even after a kill interrupted that."""
+        """Destroy the keys of this session's erased words; complete any interrupted erasure."""
         keys_file = self.sealing.keys_file
         if keys_file is None:
             return
@@ -353,7 +353,7 @@ class DatabaseStore:
     async def words_of(self, session_id: str, person: Person) -> ErasedWords:
         """Return everything that this person said in a session, even if undone, with the answers.
 
-        The errors are those of `get`.
+        Raise the same errors as `get`.
         """
         words, askers, after = ErasedWords(), Askers(), 0
         while True:
@@ -369,9 +369,9 @@ class DatabaseStore:
             after = page[-1].seq
 
     async def erase_words(self, session: Session, person: Person, words: ErasedWords) -> None:
-        """Save a session in which these words of this person were just erased.
+        """Save a session from which these words of this person were just erased.
 
-        The errors are those of `save`.
+        Raise the same errors as `save`.
         """
         await self.order.write(session.id, lambda: self._erase_words(session, person, words))
 
@@ -379,7 +379,7 @@ class DatabaseStore:
         await self._catch_up(session)
         state = await self._state(session, session.revision)
         left = [*(entry.erased() for entry in words.gone.values()), *words.left.values()]
-        if not left and session.last_seq:  # files are only cleaned where an entry is rewritten
+        if not left and session.last_seq:  # files are cleaned only when an entry is rewritten
             left = [*await self._at(session.id, session.last_seq)]
         left.sort(key=lambda entry: entry.seq)
         erased = {"rewritten": left, "gone": [*words.gone], "erases": [person]}
@@ -390,7 +390,7 @@ class DatabaseStore:
     def erased_at(self, session: Session, person: Person) -> float | None:
         """Return when this person's words were last erased in the session, in seconds since 1970.
 
-        None means never, or that the session would have to be read to find out.
+        None means that they never were, or that finding out would mean reading the session.
         """
         state = self.sealing.known(session.tracker, revision=session.revision)
         if state is None or not state.is_keyed:
@@ -442,7 +442,7 @@ class DatabaseStore:
     # All sessions
 
     async def list(self) -> AsyncIterator[SessionInfo]:
-        """Yield all unexpired sessions, most recently active first; announce damaged ones."""
+        """Yield all unexpired sessions, most recently active first; announce damaged sessions."""
         async for stored in (await self._ready()).glances(now=self._now()):
             try:
                 if isinstance(stored, StoredSession) and self.sealing.is_deleted(stored.head):
@@ -497,7 +497,7 @@ class DatabaseStore:
     async def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
         """Yield each session with an unanswered question, a waiting message or an unsent answer.
 
-        With `pending`, also yield those whose summary is behind.
+        With `pending`, also yield sessions whose summary is behind.
         """
         async for owed in (await self._ready()).owing(now=self._now(), pending=pending):
             yield owed
@@ -538,7 +538,7 @@ class DatabaseStore:
     # Opening and closing
 
     async def __aenter__(self) -> Self:
-        """Remove expired data automatically until the block ends, which closes the store."""
+        """Remove expired data automatically until the block ends, and then close the store."""
         group = anyio.create_task_group()
         self._swept_in = await group.__aenter__()
         work = partial(sweep, self, every_seconds=self.sweep_seconds)
@@ -600,15 +600,15 @@ class DatabaseStore:
         await self.sealing.prepare(await self._ready(), now=self._now())
 
     async def secret(self) -> bytes:
-        """Return the secret that all processes with a key share; a new key doesn't change it."""
+        """Return the secret shared by all processes with a key; it survives a change of keys."""
         await self._for_writing()
         assert self.sealing.record is not None  # noqa: S101 - written if there was none
         return self.sealing.record.secret
 
     async def reseal(self, session_id: str) -> bool:
-        """Encrypt a session again with the first key; return False if that is already done.
+        """Encrypt a session again with the first key; return False if there was nothing to do.
 
-        The errors are those of `get`.
+        Raise the same errors as `get`.
         """
         await self._for_writing()
         return await self.order.write(session_id, lambda: self._reseal(session_id))
@@ -631,14 +631,14 @@ class DatabaseStore:
                 return True
 
     def _whole(self, snapshot: StoredSnapshot, changes: Changes) -> Commit:
-        """Return a session as one commit, encrypted without the entries that are already lost."""
+        """Return a session as one commit, encrypted, without the entries that are already lost."""
         there = {entry.seq for entry in snapshot.entries}
         lost = {*range(1, int(snapshot.head.get("last", 0)) + 1)} - there
         commit = self.sealing.commit(snapshot.name, changes, is_all=True, gone=lost, may_add=True)
         return changed(commit, erased=frozenset())
 
     async def use_keys(self) -> None:
-        """Give new sessions their own keys, and encrypt all keys with the first one."""
+        """Give each new session its own keys, and encrypt all keys with the first key."""
         await self.sealing.use_keys(await self._ready())
         if self.sealing.keys_file is not None:
             await wrap(self.sealing.keys_file.rewrap)()

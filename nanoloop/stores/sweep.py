@@ -1,4 +1,4 @@
-"""The sweep: remove for good what has ended, with its keys, and count what remains."""
+"""The sweep permanently removes expired data with its keys, and counts what remains."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ async def sweep(
     expired: int = 0,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
 ) -> None:
-    """Announce at once what the store holds; every few minutes, sweep it and announce again.
+    """Announce at once what the store holds; every few minutes, sweep the store and announce again.
 
     `expired` is the number of sessions removed just before. This returns when the store is closed;
-    a store without `wait_closed` is swept until cancelled.
+    a store without `wait_closed` is swept until the task is cancelled.
     """
 
     async def sweeps() -> None:
@@ -65,13 +65,13 @@ async def _counted(store: Store, expired: int) -> SessionsCounted:
 
 
 Found = tuple[str, Mapping[str, Any] | None]
-"""A session's id, and its head if it is there."""
+"""A session's id, and its head if it exists."""
 
 
 async def destroy_all(sealing: Sealing, found: Sequence[Found]) -> list[str]:
     """Destroy all keys of these sessions, which makes every copy unreadable.
 
-    Return their random names; the keys file has a note on each until it is settled.
+    Return the sessions' random names; the keys file has a note on each until it is settled.
     """
     keys_file, record = sealing.keys_file, sealing.record
     born = {}
@@ -85,8 +85,8 @@ async def destroy_all(sealing: Sealing, found: Sequence[Found]) -> list[str]:
 
 
 async def destroy_replaced(sealing: Sealing, session_id: str, head: Any) -> None:
-    """Destroy all keys of a session that was replaced by another one."""
-    with suppress(SessionDamaged, NotReadable):  # what it says of its keys may not be true
+    """Destroy all keys of a session that another one has replaced."""
+    with suppress(SessionDamaged, NotReadable):  # what it says about its keys may be wrong
         await destroy_all(sealing, [(session_id, head)])
 
 
@@ -97,14 +97,14 @@ async def end(sealing: Sealing, database: Database, expired: Sequence[StoredSess
         name = str(stored.sections[ABOUT]["id"])
         with suppress(SessionDamaged, NotReadable):  # as above
             ending = sealing.ending(name, stored.head)
-            # From this commit on, nobody can renew it.
+            # After this commit, nobody can renew it.
             if ending and await database.commit(ending, now=0) == ending.revision:
                 ended.append((name, stored.head))
     await destroy_all(sealing, ended)
 
 
 async def delete(sealing: Sealing, database: Database, session_id: str) -> None:
-    """Delete a session with all of its keys."""
+    """Delete a session and all of its keys."""
     done: list[str] = []
     with suppress(SessionDamaged):  # as above
         done = await destroy_all(sealing, [(session_id, await database.head(session_id))])
@@ -129,7 +129,7 @@ async def settle(sealing: Sealing, database: Database, order: WriteOrder) -> Non
         store_id, session_id = json.loads(note or '["", ""]')
         if store_id == record.id:
             with suppress(SessionDamaged):
-                # In its turn, so that no new session of this name is deleted.
+                # In its turn, so that no new session with this name is deleted.
                 await order.write(session_id, lambda: delete_rest(session_id, born))  # noqa: B023
             settled.append(born)
     if settled:

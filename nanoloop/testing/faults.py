@@ -36,7 +36,7 @@ FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 
 def seeded(seed: int, *, share: float = 0.3, kinds: Sequence[Fault] = FAULTS) -> Iterator[Fault]:
-    """Yield faults forever, the same for the same seed; `share` of the calls fail."""
+    """Yield faults forever, always the same for a seed; `share` is the share of failing calls."""
     chance = random.Random(seed)  # noqa: S311 - it has to be the same each time
     faults = [kind for kind in kinds if kind != "fine"]
     while True:
@@ -198,14 +198,14 @@ class FaultyStore:
 
 
 class Gate:
-    """Makes callers wait until the test lets them through."""
+    """Makes callers wait until the test releases them."""
 
     def __init__(self, *, is_open: bool = False) -> None:
         self._is_open = is_open
         self._waiting: deque[anyio.Event] = deque()
         self._news = anyio.Event()
         self.count = 0
-        """How many callers have arrived so far, whether let through or not."""
+        """How many callers have arrived so far, including those that were released."""
 
     @property
     def waiting(self) -> int:
@@ -213,7 +213,7 @@ class Gate:
         return len(self._waiting)
 
     async def passes(self) -> None:
-        """Wait until the test lets this caller through; returns at once if the gate is open."""
+        """Wait until the test releases this caller; return at once if the gate is open."""
         self.count += 1
         self._news.set()
         self._news = anyio.Event()
@@ -233,9 +233,9 @@ class Gate:
             await self._news.wait()
 
     def open(self, count: int | None = None) -> int:
-        """Let `count` waiting callers through; without `count`, all callers from now on.
+        """Release `count` waiting callers; without `count`, all callers from now on.
 
-        Returns how many waiting callers were let through.
+        Return how many waiting callers were released.
         """
         if count is None:
             self._is_open = True

@@ -91,7 +91,7 @@ class Coverage:
     covered: tuple[Entry, ...]
     """The entries that the summary covers."""
     left_out: tuple[Entry, ...]
-    """Entries hidden by a handler while older ones are shown; pending once the older ones leave."""
+    """Entries that a handler hides while older ones are shown; pending once those leave."""
     violations: tuple[str, ...]
     """The inconsistencies, described without any message text; empty if there are none."""
 
@@ -102,7 +102,7 @@ class Coverage:
 
 
 async def coverage(store: Store, session_id: str) -> Coverage:
-    """Return the coverage of a stored session, comparing all ways of reading it."""
+    """Return the coverage of a stored session, comparing all ways of reading the session."""
     whole, light = await store.get(session_id), await store.load(session_id)
     listed = await store.entries(session_id)
     report = coverage_of(whole)
@@ -200,7 +200,7 @@ class Fact:
 
     said: str
     signs: tuple[str, ...]
-    """Words that must all be found, ignoring case, if the fact has survived."""
+    """Words that must all occur in a text, ignoring case, for the fact to have survived."""
 
     def is_in(self, text: str) -> bool:
         """Return whether this text contains the fact."""
@@ -221,7 +221,7 @@ SOME_FACTS = (
 SMALL_TALK = (
     ("What is the weather like?", "I can't look outside, but you can tell me."),
     ("Tell me something about tea.", "Green and black tea come from the same plant."),
-    ("I am bored.", "Then let us play a game of words."),
+    ("I am bored.", "Then let's play a word game."),
     ("How do I boil an egg?", "Seven minutes in boiling water, then cold water."),
 )
 

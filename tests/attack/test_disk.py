@@ -450,7 +450,7 @@ def test_without_its_keys_nothing_opens_a_store_or_writes_a_byte(
     told += [(words, *program.serve(*words)) for words in (("run",), ("chat",))]
     for words, code, said in told:
         assert code != 0, (words, said)
-        assert "what is stored here is encrypted" in said, (words, said)
+        assert "the data stored here is encrypted" in said, (words, said)
         assert "Traceback" not in said, (words, said)
     after = hashes_of(program.data)
     after.pop("nanoloop.log")  # where `chat` says the same

@@ -57,7 +57,7 @@ class DiscordPlatform:
     def __init__(
         self, token: str, *, folder: Path | None = None, ready_seconds: float = READY_SECONDS
     ) -> None:
-        """With the data folder as `folder`, the bot also reads messages missed during a restart."""
+        """Create the bot; given the data folder, it reads messages missed during a restart."""
         self.limits = LIMITS
         self._token = token
         self._ready_seconds = ready_seconds
@@ -139,7 +139,7 @@ class DiscordPlatform:
 
 
 def _nonce(name: str) -> str:
-    """Return a nonce of at most 25 characters that is always the same for the same name."""
+    """Return a nonce of at most 25 characters, always the same for the same name."""
     return blake2b(name.encode(), digest_size=12).hexdigest()
 
 
@@ -216,7 +216,7 @@ class Client(discord.Client):
     """A client that passes on the messages it receives."""
 
     def __init__(self, *, seen: SeenMessages, ready_seconds: float) -> None:
-        """`ready_seconds` is how long Discord may pause while it lists the bot's servers."""
+        """Create the client; Discord may pause for `ready_seconds` while it lists servers."""
         super().__init__(
             intents=intents(),
             allowed_mentions=discord.AllowedMentions.none(),
@@ -268,7 +268,7 @@ class Client(discord.Client):
         """Pass on a new message."""
         if self.is_closed():
             return
-        # Recorded at once: after a crash, a new chat would otherwise not be checked.
+        # Recorded at once, because a new chat would otherwise not be checked after a crash.
         self._seen.begin(place_of(message.channel), str(message.id - 1))
         await self._put(message.channel, partial(self._take, message))
 
@@ -346,7 +346,7 @@ _KINDS: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
 
 
 def heard(message: discord.Message, me: discord.ClientUser) -> Heard | None:
-    """Convert a message to the kit's format; return None if nobody wrote it."""
+    """Convert a message to the kit's format; return None if no user wrote it."""
     if message.type not in _SPOKEN:
         return None
     place, mention = place_of(message.channel), _mention(message, me)

@@ -27,7 +27,7 @@ FOR_EVERYONE = frozenset({"help", "history", "recall", "status", "stop", "yes", 
 
 
 class AccessControl:
-    """Accepts or refuses messages, and words the replies to people who are refused."""
+    """Accepts or rejects messages, and words the replies to people who are rejected."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class AccessControl:
         return advice
 
     def announce_closed(self) -> None:
-        """Log how to give someone access, if nobody may talk to the bot yet."""
+        """Log how to give someone access if nobody may talk to the bot yet."""
         if (advice := self.closed) is not None:
             announce(NobodyMayTalk(channel=self._channel, advice=advice))
 
@@ -95,7 +95,7 @@ class AccessControl:
         return self.say("stranger", person=heard.sender) if told else None
 
     def excess(self, heard: Heard) -> tuple[bool, str | None]:
-        """Return whether this message exceeds the chat's daily limit, and the reply, if any."""
+        """Return whether this message exceeds the chat's daily limit, with the reply, if any."""
         if self._chats.allows(heard.chat, self.rules.per_day):
             return False, None
         self._refused(heard, "too much for a day")
@@ -155,7 +155,7 @@ CODE_SECONDS = 3600
 AGAIN_SECONDS = 600
 """How long a person has to wait before getting another code."""
 CODES = 1000
-"""The maximum number of open codes per channel; a further code replaces the oldest."""
+"""The maximum number of open codes per channel; a new code replaces the oldest."""
 _LETTERS = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"
 _LENGTH = 8
 FILE = "pairing.sqlite"
@@ -196,7 +196,8 @@ class Pairing:
     def code_for(self, person: Person) -> str | None:
         """Return a new code for this person, or None if the person already has one.
 
-        The oldest codes are dropped first, so a new code works however many strangers ask for one.
+        The oldest codes are dropped first, so a new code works no matter how many strangers ask for
+        one.
         """
         now = self._clock()
         with self._writing() as database:
@@ -276,8 +277,7 @@ class Pairing:
     def _writing(self) -> Iterator[sqlite3.Connection]:
         database = self._notebook.open()
         with database:
-            # Take the write lock at once: two processes that both read first would then fail to
-            # write.
+            # Take the write lock at once: if two processes both read first, one could not write.
             database.execute("BEGIN IMMEDIATE")
             yield database
 
@@ -327,7 +327,7 @@ class Rate:
         return due - now
 
     def is_to_be_told(self, who: str) -> bool:
-        """Return whether to explain a refusal, which is done only once per period."""
+        """Return whether to explain a rejection, which is done only once per period."""
         told = self._told.get(who)
         if told is not None and self._clock() - told < self._seconds:
             return False

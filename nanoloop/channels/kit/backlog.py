@@ -46,7 +46,10 @@ class Gaps(Generic[E]):
         take: Callable[[E], Awaitable[None]],
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        """`since` may raise `SendLater` to be called again later; any other error stops reading."""
+        """Create the object; `since` may raise `SendLater` to be called again later.
+
+        Any other error stops the reading of a place.
+        """
         self._seen = seen
         self._since = since
         self._take = take
@@ -66,7 +69,7 @@ class Gaps(Generic[E]):
         try:
             yield
         except BaseException:
-            # Other tasks may run a little longer and would record messages after the interrupted
+            # Other tasks may run a little longer, and would record messages after the interrupted
             # one.
             self._is_cut = True
             raise
@@ -74,8 +77,8 @@ class Gaps(Generic[E]):
     async def close(self, put: Put, group: TaskGroup) -> None:
         """Start fetching the missed messages, in this task group.
 
-        `put` adds a job to a chat's queue. When this returns, all jobs are queued ahead of any
-        message that arrives later.
+        `put` adds a job to a chat's queue. When this returns, all jobs have been queued ahead of
+        any message that arrives later.
         """
         places = self._seen.places()
         self._open = {place for place, _ in places}
@@ -123,11 +126,11 @@ INSERT INTO seen VALUES (?, ?, ?)
 ON CONFLICT DO UPDATE SET last = excluded.last, time = excluded.time
 WHERE (length(excluded.last), excluded.last) > (length(seen.last), seen.last)
 """
-"""Ids are timestamps or numbers, so a longer id is always a newer one."""
+"""An id is a timestamp or a number, so a longer id is always a newer one."""
 
 
 class SeenMessages:
-    """Remembers the last message from each place; a crash may cause some to be received again."""
+    """Remembers the last message from each place; after a crash, some may be received again."""
 
     def __init__(self, file: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -138,7 +141,7 @@ class SeenMessages:
         self._notebook.open().execute(_NOTE, (str(place), message, self._clock()))
 
     def begin(self, place: Place, before: str) -> None:
-        """Record a position before the first message in a place; known places are unchanged."""
+        """Record a position before a place's first message, unless the place is already known."""
         self._notebook.open().execute(
             "INSERT OR IGNORE INTO seen VALUES (?, ?, ?)", (str(place), before, self._clock())
         )

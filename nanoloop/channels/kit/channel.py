@@ -35,7 +35,7 @@ class PlatformChannel:
     """Serves a chat platform over the bus."""
 
     confirms = True
-    """Answers stay in the outbox until the platform has accepted them."""
+    """Holds answers until the platform has accepted them."""
 
     def __init__(
         self,

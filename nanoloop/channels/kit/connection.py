@@ -35,7 +35,7 @@ class State:
     reason: str = ""
 
     def __str__(self) -> str:
-        return self.name  # any chat may see it through /status; the reason is for the operator
+        return self.name  # /status shows the state to any chat, and the reason only to the operator
 
 
 class Connection:
@@ -87,7 +87,7 @@ class Connection:
     async def _failure(self, hear: Hear) -> Exception:
         try:
             await self._platform.listen(hear, self._connected)
-        except Exception as error:  # noqa: BLE001 - whatever a library raises, it is tried again
+        except Exception as error:  # noqa: BLE001 - whatever a library raises, reconnect
             return _cause(error)
         return SendLater("the connection was closed")
 

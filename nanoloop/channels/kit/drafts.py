@@ -369,7 +369,7 @@ class Posted:
     """How many times the answer has become shorter."""
 
     def name_of(self, number: int) -> str:
-        """Return the id for posting a message; after a cut it is a new one."""
+        """Return the id for posting a message; after each cut it is a new one."""
         return f"{self.name}.{number}" if not self.cuts else f"{self.name}.{self.cuts}.{number}"
 
     def try_first(self, number: int, text: Text) -> bool:
@@ -388,7 +388,7 @@ class Progress:
     """
 
     def __init__(self, file: Path | None = None, *, data: Path | None = None) -> None:
-        """Make digests with the key in the data folder `data`, or else in the file's own folder."""
+        """Create the record; the key for digests is in the folder `data`, or beside the file."""
         self._file = file
         self._folder = file.parent if data is None and file is not None else data
         self._key: bytes | None = None
@@ -408,7 +408,7 @@ class Progress:
             self._load(self._file)
 
     def of(self, answer: str, *, name: str | None = None) -> Posted:
-        """Return the record of this answer's posted messages; a new record gets this name."""
+        """Return the record of this answer's posted messages; if new, it gets this name."""
         return self._of(self._digest(answer), name)
 
     def _of(self, digest: str, name: str | None = None) -> Posted:
@@ -421,7 +421,7 @@ class Progress:
         return self._digest(answer) in self._open
 
     def post(self, answer: str, message: str, *, number: int, count: int = 1) -> None:
-        """Record the id of the answer's message `number`, which stands for `count` numbers."""
+        """Record the id of the answer's message `number`, which counts as `count` messages."""
         more = {"count": count} if count > 1 else {}
         self._note(posted=self._digest(answer), message=message, number=number, **more)
 
@@ -517,7 +517,7 @@ def notes_of(folder: Path, channel: str) -> Path:
 def rewrite_notes(folder: Path, *, of: Iterable[str] = ()) -> list[Path]:
     """Remove the text that earlier versions stored in the progress files of stopped channels.
 
-    `of` names the running channels. Returns the files that can't be read or written.
+    `of` names the running channels. Return the files that can't be read or written.
     """
     left = []
     for file in (folder / NOTES).glob(f"*{_SUFFIX}"):

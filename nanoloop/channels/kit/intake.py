@@ -251,7 +251,7 @@ class Intake:
         return f"{self._name}:{chat}"
 
     def _account(self, heard: Heard) -> str:
-        """Return whose limits the turn counts towards: the sender in private, else the group."""
+        """Return who is charged for the turn: in private the sender, elsewhere the group."""
         return f"{self._name}:{heard.sender if heard.private else heard.chat}"
 
 
@@ -290,14 +290,14 @@ CHATS = 1000
 
 
 class Overheard:
-    """Keeps the latest messages that were not addressed to the bot, for each place."""
+    """Keeps the latest messages in each place that were not addressed to the bot."""
 
     def __init__(self) -> None:
         self._said: BoundedDict[str, deque[Heard]] = BoundedDict(CHATS)
 
     def keep(self, place: str, heard: Heard) -> None:
         """Remember this message."""
-        self.forget(place, heard.id)  # it may be a repeated delivery
+        self.forget(place, heard.id)  # the message may have been delivered twice
         self._said[place] = said = self._said.get(place, deque(maxlen=MESSAGES))
         said.append(heard)
 
@@ -331,7 +331,7 @@ class Files:
         attachments: Attachments | None = None,
         transcriber: Transcriber | None = None,
     ) -> None:
-        """With `attachments`, files are stored, so the model can see images and read text files."""
+        """Create the object; with `attachments`, files are stored for the model to see and read."""
         self._channel = channel
         self._limit_bytes = limit_bytes
         self._attachments = attachments
@@ -350,7 +350,7 @@ class Files:
             return known
         try:
             data = await self._fetched(file)
-        except Exception as error:  # noqa: BLE001 - the message counts more than its file
+        except Exception as error:  # noqa: BLE001 - the message matters more than its file
             return replace(known, text=self._left_out(error, NOT_KEPT))
         kept = await self._kept(file, data, known, owner)
         if file.kind != "audio" or self._transcriber is None:
@@ -434,7 +434,7 @@ class Transcriber:
 
     async def words(self, file: File, data: bytes) -> str:
         """Return the transcript; raises the function's errors, and `TimeoutError`."""
-        # Platforms deliver a message again if it takes long, and each call may cost money.
+        # Platforms redeliver a message if this takes long, and each call may cost money.
         name = hashlib.sha256(data).digest()
         if name not in self._told:
             self._told[name] = await self._ask(file, data)

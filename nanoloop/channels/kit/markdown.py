@@ -59,7 +59,7 @@ def html(markdown: str) -> str:
 def _parser() -> MarkdownIt:
     from markdown_it import MarkdownIt  # noqa: PLC0415 - as above
 
-    # Markdown hides link definitions; here they have to stay visible.
+    # Markdown hides link definitions, but here they have to stay visible.
     return (
         MarkdownIt("commonmark", _OPTIONS).enable(["table", "strikethrough"]).disable("reference")
     )

@@ -1,7 +1,7 @@
 """Sends an answer's files to its chat, each only once, and explains why any were not sent.
 
-Files are sent together with the text if possible, otherwise before it, so that the text can
-mention the missing ones.
+Files are sent together with the text if possible, otherwise before it, so that the text can mention
+any that are missing.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class FileSender:
                 if tries < MOST_TRIES or later.reason in _PASSING:
                     raise
                 reason = later.reason
-            except Exception as error:  # noqa: BLE001 - the text counts more than its file
+            except Exception as error:  # noqa: BLE001 - the text matters more than its file
                 reason = reason_of(error)
             else:
                 self._note(way, message, group)
@@ -181,7 +181,7 @@ class FileSender:
     def _note(self, way: _Way, message: str, group: Sequence[int]) -> None:
         """Record the id of the message with these files, or "" for a file that is not sent."""
         posted = self._progress.of(way.answer, name=way.name).messages
-        for number in range(len(posted), group[0]):  # what can't be sent keeps its number
+        for number in range(len(posted), group[0]):  # a file that can't be sent keeps its number
             self._progress.post(way.answer, "", number=number)
         self._progress.post(way.answer, message, number=group[0], count=len(group))
 

@@ -63,7 +63,7 @@ from nanoloop.errors import Declined
 from nanoloop.messages import Quote, Speaker
 
 LIMITS = Limits(
-    text=12_000,  # an event has 65536 bytes, and an edit repeats its text up to three times
+    text=12_000,  # an event has at most 65536 bytes, and an edit repeats its text up to three times
     size=utf8,
     edit_seconds=2,  # homeservers allow few messages a second, and keep each edit forever
     typing_seconds=6,
@@ -87,7 +87,7 @@ class MatrixPlatform:
         limits: Limits = LIMITS,
         name: str = "matrix",
     ) -> None:
-        """With the data folder as `folder`, the bot resumes where it left off after a restart.
+        """Create the platform; given the data folder as `folder`, it can resume after a restart.
 
         The token must belong to `user`.
         """
@@ -228,7 +228,7 @@ class MatrixHearing:
         self._file_bytes = file_bytes
 
     async def heard(self, rooms: Mapping[str, Sequence[Event]]) -> Mapping[str, Sequence[Heard]]:
-        """Convert events caused by people, room by room and in order."""
+        """Convert the events caused by people, room by room and in order."""
         found: dict[str, list[Heard]] = {room: [] for room in rooms}
         limiter = anyio.CapacityLimiter(_SIDE_BY_SIDE)
 

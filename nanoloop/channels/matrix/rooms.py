@@ -113,7 +113,7 @@ class Invitations:
         try:
             await self._homeserver.ask(self._homeserver.client.room_leave(room))
         except Declined:
-            return  # the room is gone already
+            return  # the room no longer exists
 
     async def _join(self, room: str) -> float:
         """Try to join a room; return how long to wait before trying again, or 0 to stop trying."""
@@ -169,7 +169,7 @@ _IMAGE = re.compile(r'<img src="([^"]*)" alt="([^"]*)"[^>]*>')
 
 
 def said(text: Text, *, kind: str) -> Content:
-    """Build a message that mentions nobody, even if it contains names."""
+    """Build a message that mentions nobody, even if it contains people's names."""
     content: Content = {"msgtype": kind, "body": text.plain, "m.mentions": {}}
     if text.formatted is not None:
         content |= {"format": "org.matrix.custom.html", "formatted_body": text.formatted}

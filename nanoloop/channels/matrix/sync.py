@@ -87,7 +87,7 @@ class Timeline:
         for _ in range(PAGES):
             if start is None or (arrival is not None and _step(events[arrival], me) != "accept"):
                 break
-            # Messages since an invitation are new, even if they are older than the position.
+            # Messages since an invitation are new, even if they precede the position.
             page = await self._page(room, start, since if arrival is None else None)
             events, start = [*reversed(_sources(page.chunk)), *events], page.end
             arrival = _arrival(events, me)
@@ -191,7 +191,7 @@ class Batches:
         self._settle()
 
     def _settle(self) -> None:
-        """Move the bookmark past finished batches; the rest is read again after a restart."""
+        """Move the bookmark past finished batches; after a restart, the rest is read again."""
         while self._open and not self._open[0].rooms:
             self._bookmark.move(self._open.popleft().since)
             self._settled.set()
@@ -201,13 +201,13 @@ class Bookmark:
     """Remembers how far the homeserver's updates have been read."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """Without a file, the bookmark lasts only as long as the process."""
+        """Create the bookmark; without a file, it lasts only as long as the process."""
         self._file = file
         self._user = ""
         self.since: str | None = None
         """The homeserver's own position; None if nothing has been read yet."""
         self.to_join: list[str] = []
-        """Rooms to join, because their invitations were accepted."""
+        """Rooms to join because their invitations were accepted."""
         self.told: list[str] = []
         """Encrypted rooms whose members were told that the bot can't read them."""
         self.load()

@@ -29,7 +29,7 @@ class SlackHearing:
     """Interprets events for one bot."""
 
     def __init__(self, me: str, *, people: People, files: SlackFiles) -> None:
-        """`me` is the bot's own id."""
+        """Create the object; `me` is the bot's own id."""
         self._me = me
         self._people = people
         self._files = files

@@ -44,7 +44,7 @@ class SlackPlatform:
     def __init__(
         self, token: str, app_token: str, *, folder: Path | None = None, address: str = ADDRESS
     ) -> None:
-        """With the data folder as `folder`, the bot also reads messages missed during a restart."""
+        """Create the bot; given the data folder, it reads messages missed during a restart."""
         self.limits = LIMITS
         self._token = token
         self._app_token = app_token
@@ -106,7 +106,7 @@ class SlackPlatform:
         )
 
     async def remove(self, place: Place, message: str) -> None:
-        """Delete one of the bot's messages; a message that can no longer be deleted stays."""
+        """Delete one of the bot's messages; a message that can no longer be deleted remains."""
         _, web = self._connected()
         try:
             await self._told(None, web.call("chat.delete", channel=place.chat, ts=message))
@@ -129,10 +129,11 @@ class SlackPlatform:
         id: str,  # noqa: A002, ARG002 - as above
     ) -> str:
         """Post files in one message; the id is the first one's."""
-        # Without the text: unlike a file, that is found again if the connection breaks.
+        # Sent without the text, because a text can be found again if the connection breaks, but a
+        # file can't.
         try:
             return await self._files(*self._connected()).post(place, files)
-        except Refused:  # the scope for files is missing: texts may be sent all the same
+        except Refused:  # the scope for files is missing, but texts can still be sent
             raise Declined("the token may not send files") from None
 
     def rendered(self, markdown: str) -> str:
@@ -190,7 +191,7 @@ def _text(text: Text) -> str:
 KIND = "nanoloop_message"
 """The type of metadata on the bot's messages."""
 START_SECONDS = 600.0
-"""For this long after the start, a chat may contain messages posted by an earlier run."""
+"""How long after the start a chat may contain messages that an earlier run posted."""
 REMEMBERED = 10_000
 _LOOK_BACK = 100
 _THREAD_SECONDS = 86_400.0
@@ -308,7 +309,7 @@ class SlackListener:
         hear: Hear,
         seen: SeenMessages,
     ) -> None:
-        """`app` is the Web API with the app's own token."""
+        """Create the object; `app` is the Web API with the app's own token."""
         self._session = session
         self._app = app
         self._hearing = hearing
@@ -382,7 +383,7 @@ class Envelopes:
     """Passes on events, in order within each chat."""
 
     def __init__(self, take: Take) -> None:
-        """`take` returns once an event has been stored, and never raises."""
+        """Create the object; `take` returns once an event has been stored, and never raises."""
         self._take = take
         self.lanes: Lanes[str, _Envelope | Callable[[], Awaitable[None]]] = Lanes(
             self._handle, limit=WAITING, name="slack"

@@ -48,7 +48,7 @@ class Web:
     def __init__(
         self, session: aiohttp.ClientSession, *, token: str, setting: str, address: str
     ) -> None:
-        """`setting` is the name of the setting that holds the token."""
+        """Create the object; `setting` is the name of the setting that holds the token."""
         self._setting = setting
         self._client = AsyncWebClient(
             token,
@@ -69,7 +69,7 @@ class Web:
         try:
             response = await self._client.api_call(method, data=_form(arguments))
         except SlackApiError as error:
-            # Without its cause, which contains the whole request.
+            # Without the cause, which contains the whole request.
             raise self._meaning(error.response) from None
         except (aiohttp.ClientError, OSError) as error:
             raise SendLater(f"the network failed ({type(error).__name__})") from None

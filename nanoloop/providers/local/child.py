@@ -24,12 +24,12 @@ from nanoloop.providers.local.launch import Launch, Report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Settings for a family of models whose files do not contain good enough settings."""
+    """Settings for a family of models whose files lack good settings of their own."""
 
     template: str = ""
-    """A file in templates/ to use if the model ignores its own template for tool calls."""
+    """A file in templates/ to use for models that ignore their own template for tool calls."""
     repeat_penalty: float = 0
-    """The penalty against endless repetition (DRY); harmful if numbers must be copied."""
+    """The penalty against endless repetition (DRY); harmful if numbers have to be copied."""
     temperature: float = 0.8
     """The default sampling temperature."""
     top_k: int = 40
@@ -119,7 +119,7 @@ class Gguf:
 
 
 class _Reader:
-    """Reads the header's fields one after the other, because their positions are not known."""
+    """Reads the header's fields in sequence, because their positions are not known in advance."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -153,7 +153,7 @@ class _Reader:
         return self._number(NUMBERS[kind])
 
     def _skip_list(self) -> None:
-        """Skip a list: lists contain the vocabulary, which is long and not needed."""
+        """Skip a list; only the vocabulary is a long one, and it is not needed."""
         kind, count = self._kind(), self._number(LENGTH)
         if kind != STRING:
             self._at += NUMBERS[kind].size * count
@@ -224,8 +224,9 @@ def _address_space() -> int:
 
 PR_SET_PDEATHSIG = 1
 BATCH, GRAPHICS_BATCH = 64, 512
-"""How many tokens are processed at once; other answers, and a stop, have to wait that long. More is
-no faster on a processor, but much faster on a graphics card.
+"""How many tokens are processed at once; other answers, or a stop, have to wait that long.
+
+A larger number is no faster on a processor, but much faster on a graphics card.
 """
 ERRORS_ONLY = 1
 
@@ -245,7 +246,7 @@ def main() -> None:
     os.write(sys.stdout.fileno(), report.line())
     if server is not None:
         sys.stdin.buffer.read()
-    os._exit(0)  # llama.cpp would take long to shut down, and nothing needs to be saved
+    os._exit(0)  # shutting llama.cpp down takes long, and there is nothing to save
 
 
 def _end_with_parent() -> None:

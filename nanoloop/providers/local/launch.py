@@ -17,11 +17,11 @@ class Launch:
     path: str
     model: str
     context_tokens: int
-    """The context length per conversation; reduced if the model or memory requires it."""
+    """The context length per conversation; it is reduced if the model or the memory requires it."""
     parallel: int
     threads: int
     key: str
-    """The key that requests must carry."""
+    """The key that requests must contain."""
 
     def line(self) -> bytes:
         """Encode the order as the line that the process reads."""

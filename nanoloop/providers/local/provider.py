@@ -1,4 +1,4 @@
-"""A provider for models on this machine, in a process that puts turns before other work."""
+"""A provider for models on this machine, each in a process that puts turns before other work."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Said = Sequence[ChatMessage]
 Tools = Sequence[ToolSpec] | None
 
 ENDS_IN_A_ROW = 3
-"""After this many crashes in a row without an answer, the model is paused for a while."""
+"""After this many consecutive crashes without an answer, the model is paused for a while."""
 REST_SECONDS = 60
 
 
@@ -64,10 +64,10 @@ class LocalProvider:
         start_timeout_seconds: float = 120,
         call_timeout_seconds: float = defaults.LOCAL_CALL_TIMEOUT_SECONDS,
     ) -> None:
-        """`context_tokens` applies to each of the `parallel` conversations answered at once.
+        """Create the provider; `context_tokens` is for each of the `parallel` conversations.
 
-        An answer is cut off at `answer_tokens`, or earlier if the model starts to repeat itself: a
-        small model would otherwise continue to the end of its context.
+        An answer is cut off at `answer_tokens`, or earlier if the model starts to repeat itself;
+        otherwise, a small model would continue to the end of its context.
         """
         file = Path(path).expanduser().absolute()
         _check(file)
@@ -117,7 +117,7 @@ class LocalProvider:
         return await self._running().ready()
 
     def load_ahead(self) -> None:
-        """Start loading the model for the next provider in this program with the same arguments.
+        """Start loading the model for the next provider that this program creates like this one.
 
         This provider need not be closed: an unused process ends with the program.
         """
@@ -227,7 +227,7 @@ class _Background:
 
 
 def half_of_the_processors() -> int:
-    """Return half the number of processors, usually the fastest choice, as pairs share a core."""
+    """Return half the number of processors, which is usually fastest, as pairs share a core."""
     return max(1, (os.cpu_count() or 1) // 2)
 
 
@@ -252,9 +252,9 @@ class _Turn:
 
 
 class WaitingLine:
-    """Limits how many turns run at once, and takes them from each owner in turn.
+    """Limits how many turns run at once, and serves their owners in rotation.
 
-    Background work gives way to a turn and is restarted afterwards.
+    Background work gives way to a turn, and is restarted afterwards.
     """
 
     def __init__(self, width: int, *, patience_seconds: float = 60) -> None:
@@ -350,7 +350,7 @@ async def _granted(mine: Future[None], give_back: Callable[[], None]) -> None:
 
 OK = 200
 HEALTH_SECONDS = 30
-"""A generous timeout, because the model reports its health between batches of tokens."""
+"""A generous timeout, because the server reports its health only between batches of tokens."""
 
 
 class ModelEnded(NoConnection):
@@ -402,14 +402,14 @@ class ModelServer:
         if self._client is None:
             self._client = self._make_client(base_url=f"{report.address}/v1")
         may_call = tools if report.calls_tools else None
-        # Always stream, including the progress: llama.cpp notices that the client has gone only
-        # when it writes.
+        # Always stream, with progress: llama.cpp only notices that the client is gone when it
+        # writes.
         hear = on_text or _nobody
         try:
             if not self.process.has_ended:
                 return await self._client.chat(messages=messages, tools=may_call, on_text=hear)
         except NoConnection:
-            # llama.cpp sometimes closes an idle connection that was about to be used.
+            # llama.cpp sometimes closes an idle connection just as it is reused.
             if await self._answers(report, "/health"):
                 raise
             await self.kill()
@@ -440,8 +440,8 @@ class ModelServer:
                 await self._client.close()
 
     async def _answers(self, report: Report, path: str) -> bool:
-        """Return whether the server is alive (`/health`), and its work advances too (`/slots`)."""
-        # Connect without a proxy, which can't reach this machine, and ignore the body.
+        """Return whether the server is alive (`/health`) and its work is progressing (`/slots`)."""
+        # Connect without a proxy, which could not reach this machine, and ignore the body.
         here = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {self._order.key}"},
             timeout=aiohttp.ClientTimeout(HEALTH_SECONDS),
@@ -477,7 +477,7 @@ class ModelProcess:
         self.order = order
         """The order for the process, including the key that it accepts."""
         self._ready: Future[Report] = Future()
-        self._ready.set_running_or_notify_cancel()  # a caller that gives up must not affect others
+        self._ready.set_running_or_notify_cancel()  # a caller who gives up must not affect others
         self._last_lines: deque[bytes] = deque(maxlen=LAST_LINES)
         self._process: subprocess.Popen[bytes] | None = None
         self._is_unwanted = False
@@ -570,7 +570,7 @@ def _loaded_ahead(order: Launch) -> ModelProcess | None:
     process = _ahead.pop(order.path, None)
     if process is None or replace(process.order, key=order.key) == order:
         return process
-    process.end_now()  # there is rarely room for two
+    process.end_now()  # there is rarely enough memory for two
     return None
 
 

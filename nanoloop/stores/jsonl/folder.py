@@ -28,17 +28,17 @@ from nanoloop.stores.jsonl.reading import SUFFIX, glance_at, glance_in
 from nanoloop.stores.snapshot import expiry, owed_session
 
 LOCK = ".lock"
-"""The folder of locks on session names, where earlier versions locked a file."""
+"""The folder of locks on session names, at the path where earlier versions locked a file."""
 MARK = ".mark"
-"""The file in the lock folder to which all marks for pending work are links."""
+"""The file in the lock folder that all marks for pending work link to."""
 KEYS = "keys"
 """The folder of key bindings."""
 KEYS_LOCK = ".keys"
 """The file that is locked while a binding is checked and replaced."""
 NODES = "nodes"
-"""The folder with a file for each living process."""
+"""The folder with one file per living process."""
 BATCH = 64
-"""How many files a thread reads in one go."""
+"""How many files a thread reads at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +62,12 @@ class SessionFolder:
         return self.path / f"{file_name(session_id)}{SUFFIX}"
 
     def former_file(self, session_id: str) -> Path:
-        """Return the path that earlier versions gave to a session's file."""
+        """Return the path that earlier versions used for a session's file."""
         return self.path / f"{former_file_name(session_id)}{SUFFIX}"
 
     @contextmanager
     def locked_name(self, name: str) -> Iterator[None]:
-        """Keep others from creating or deleting a session's file; raise `BlockingIOError`."""
+        """Prevent others from creating or deleting a session's file; raise `BlockingIOError`."""
         path = self.path / LOCK / name
         with locked_file(path):
             yield
@@ -82,7 +82,7 @@ class FolderListing:
         self._heard: list[Event] = []
 
     def take_heard(self) -> list[Event]:
-        """Return the events to announce that occurred since the last call."""
+        """Return the events since the last call, so that the caller can announce them."""
         heard, self._heard = self._heard, []
         return heard
 
@@ -97,7 +97,7 @@ class FolderListing:
         return list(in_batches([Path(file.path) for file in files]))
 
     def glances(self, paths: Sequence[Path]) -> list[StoredSession]:
-        """Return overviews of these files, last changed first; skip any that can't be read."""
+        """Return overviews of these files, last changed first; skip unreadable files."""
         glances = []
         for path in paths:
             try:
@@ -109,12 +109,12 @@ class FolderListing:
         return sorted(glances, key=_updated_at, reverse=True)
 
     def names(self, paths: Sequence[Path]) -> list[str]:
-        """Return the ids that these files belong to, even if they can't be read."""
+        """Return the ids that these files belong to, even if the files can't be read."""
         return [_id_of(path) for path in paths]
 
 
 def in_batches(paths: Sequence[Path]) -> Iterator[Sequence[Path]]:
-    """Split paths into batches, each of which a thread reads in one go."""
+    """Split paths into batches that a thread reads at once."""
     return (paths[start : start + BATCH] for start in range(0, len(paths), BATCH))
 
 
@@ -144,7 +144,7 @@ def _written(item: os.DirEntry[str]) -> int:
 
 
 Stamp = tuple[int, int, int]
-"""The facts about a file that change when it is written."""
+"""The properties of a file that change when it is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class Owed:
     expires_at: int | None = None
 
     def is_due(self, now: int, *, pending: bool) -> bool:
-        """Return True if the session has not expired and has the requested kind of pending work."""
+        """Return True if the session has not expired and has this kind of pending work."""
         lives = self.expires_at is None or self.expires_at >= now
         return lives and (pending or CHAT in self.kinds)
 
@@ -168,11 +168,11 @@ class OwedListing:
     def __init__(self, folder: SessionFolder) -> None:
         self._folder = folder
         self._known: dict[str, Owed] = {}
-        """The result of the last read, by file name."""
+        """What was last read from each file, by file name."""
         self._heard: list[Event] = []
 
     def take_heard(self) -> list[Event]:
-        """Return the events to announce that occurred since the last call."""
+        """Return the events since the last call, so that the caller can announce them."""
         heard, self._heard = self._heard, []
         return heard
 
@@ -183,7 +183,7 @@ class OwedListing:
         return list(in_batches([self._folder.path / f"{name}{SUFFIX}" for name in names]))
 
     def owing(self, paths: Sequence[Path], *, now: int, pending: bool) -> list[OwedSession]:
-        """Return the pending work of these files, and remove the marks of files without any."""
+        """Return the pending work in these files, and remove the marks of files without any."""
         found = []
         for path in paths:
             owed = self._owed(path)

@@ -30,41 +30,41 @@ from nanoloop.stores.jsonl.reading import SUFFIX, glance_at
 FOLDER = "heard"
 """The name of the folder for these files."""
 IN_MEMORY = 200_000
-"""Roughly how many ids are kept in memory for all chats; other chats' files are read again."""
+"""Roughly how many ids are kept in memory for all chats; other ids are read from disk again."""
 FEW = 100
-"""How many obsolete lines a file may always keep."""
+"""How many obsolete lines a file may have in any case."""
 
 
 class HeardFiles:
     """The files of one folder, shared by any number of processes; methods block.
 
-    Before a commit, its messages are written in a line that lacks its newline, which is added after
-    the commit. A process that finds such a line checks if the commit was made. So each message is
+    Before a commit, its messages are written as a line without a newline, which is added after the
+    commit. A process that finds such a line checks whether the commit was made. So each message is
     accepted only once, even if a process is killed between any two steps.
     """
 
     def __init__(self, sessions: Path) -> None:
-        """Create the object; the folder is created with its first file, in the sessions' folder."""
+        """Create the object; the folder is created in the sessions' folder with its first file."""
         self._sessions = sessions
         self._folder = sessions / FOLDER
         self._guard = RLock()
         self._chats: OrderedDict[str, ChatIds] = OrderedDict()
-        """The ids in the chats' files; the file used last is at the end."""
+        """The ids in the chats' files; the most recently used file comes last."""
         self._learned = 0
-        """How many ids were added since they were last counted."""
+        """How many ids were added since the ids were last counted."""
         self._since = 0
-        """The time before which the last sweep forgot everything."""
+        """The last sweep forgot everything recorded before this time."""
 
     # Recording
 
     @contextmanager
     def taking(self, commit: Commit) -> Iterator[Callable[[], bool]]:
-        """Make the commit inside the block, then call the function that this yields.
+        """Make the commit inside the block, and then call the function that this yields.
 
-        Meanwhile nobody else can record its messages. The function returns True if they are
-        recorded permanently; otherwise, call `settle` later. Raise `AlreadyHeard` if a message was
+        Meanwhile, nobody else can record its messages. The function returns True if they are
+        recorded permanently; if not, call `settle` later. Raise `AlreadyHeard` if a message was
         recorded before, or `BlockingIOError` if another process is recording messages of the chat;
-        in both cases nothing was done.
+        in both cases, nothing was done.
         """
         wanted = _by_chat(commit.heard)
         with ExitStack() as stack:
@@ -88,8 +88,8 @@ class HeardFiles:
     def settle(self, chats: Iterable[str]) -> None:
         """Complete or drop these chats' unfinished lines; raise `BlockingIOError`.
 
-        The session must be locked, and no later commit may have replaced the one that the
-        unfinished lines belong to.
+        The session must be locked, and its last commit must be the one that the unfinished lines
+        belong to.
         """
         for chat in chats:
             with suppress(FileNotFoundError), self._locked(chat, os.O_RDWR):
@@ -97,7 +97,7 @@ class HeardFiles:
 
     @contextmanager
     def _locked(self, chat: str, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[ChatFile]:
-        """Open and lock a chat's file, load its content, and make it end with a whole line."""
+        """Open and lock a chat's file, load it, and make it end with a whole line."""
         with ExitStack() as stack:
             try:
                 fd = stack.enter_context(locked_file(self._path(chat), flags))
@@ -115,7 +115,7 @@ class HeardFiles:
             yield file
 
     def _settle(self, file: ChatFile) -> None:
-        """Complete or drop the unfinished line of a process that died or failed."""
+        """Complete or drop the unfinished line that a process left when it died or failed."""
         rest, file.known.rest = file.known.rest, b""
         if self._is_made(rest):
             self._end(file, rest)
@@ -185,7 +185,7 @@ class HeardFiles:
     # Copies and removal
 
     def hear(self, messages: Sequence[HeardMessage]) -> None:
-        """Like `Database.hear`; raise `BlockingIOError`, after which it may be called again."""
+        """Like `Database.hear`; raise `BlockingIOError`, after which it can be called again."""
         by_chat = sorted(messages, key=lambda message: message.chat)
         for chat, group in groupby(by_chat, key=lambda message: message.chat):
             with self._locked(chat) as file:
@@ -206,7 +206,7 @@ class HeardFiles:
     # Memory
 
     def _caught_up(self, chat: str, fd: int) -> ChatIds:
-        """Return the chat's ids, including its file's new lines; call this under `_guard`."""
+        """Return the chat's ids, including new ones in its file; the caller must hold `_guard`."""
         there, known = os.fstat(fd), self._chats.get(chat)
         if known is None or not known.is_of(fd, there):
             known = self._chats[chat] = ChatIds(path=self._path(chat), inode=there.st_ino)
@@ -245,13 +245,13 @@ class ChatFile:
     known: ChatIds
 
     def has_any(self, names: Sequence[str], since: int) -> bool:
-        """Return True if one of these ids was recorded at this time or later."""
+        """Return True if one of these ids was recorded at or after this time."""
         return any(self.known.ids.get(name, since - 1) >= since for name in names)
 
 
 @dataclass(slots=True, kw_only=True)
 class ChatIds:
-    """The ids of one chat, as read from its file so far."""
+    """The ids of one chat, as far as its file has been read."""
 
     path: Path
     inode: int
@@ -260,14 +260,14 @@ class ChatIds:
     size: int = 0
     """The offset at which the known lines end."""
     rest: bytes = b""
-    """The unfinished line after the known lines, as last read."""
+    """The unfinished line after the known lines, as it was last read."""
     ids: dict[str, int] = field(default_factory=dict)
-    """The time at which each id was recorded, in the order recorded."""
+    """When each id was recorded, in the order of recording."""
     obsolete: int = 0
     """How many ids in the file are no longer in `ids`."""
 
     def is_of(self, fd: int, there: os.stat_result) -> bool:
-        """Return True if this is the file already read; a longer file is compared first."""
+        """Return True if this file is the one already read; compare a longer file first."""
         if there.st_ino != self.inode or there.st_size <= self.size:
             return there.st_ino == self.inode and there.st_size == self.size
         return os.pread(fd, len(self.first), 0) == self.first  # the inode may belong to a new file
@@ -281,7 +281,7 @@ class ChatIds:
         self.size += len(data)
 
     def forget(self, since: int) -> None:
-        """Drop the ids at the beginning that were recorded before this time."""
+        """Drop the oldest ids, which were recorded before this time."""
         while self.ids and self.ids[first := next(iter(self.ids))] < since:
             del self.ids[first]
             self.obsolete += 1

@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class Journal:
-    """The file of one session, opened when needed."""
+    """The file of one session, opened on demand."""
 
     def __init__(self, folder: SessionFolder, session_id: str) -> None:
         self.id = session_id
@@ -65,16 +65,16 @@ class Journal:
 
     @property
     def is_open(self) -> bool:
-        """True while the journal holds its file open."""
+        """True while the journal's file is open."""
         return self._file is not None
 
     def take_heard(self) -> list[Event]:
-        """Return the events that occurred since the last call."""
+        """Return the events since the last call."""
         heard, self._heard = self._heard, []
         return heard
 
     def _opened(self) -> LogFile | None:
-        """Return the file, updated with what was written to it, or None if it doesn't exist."""
+        """Return the file with the latest changes applied, or None if it doesn't exist."""
         if self._file is not None and self._file.is_gone:
             self._forget()
             self._unreadable = self._set_aside()
@@ -86,7 +86,7 @@ class Journal:
 
     @contextmanager
     def _alone(self) -> Iterator[LogFile | None]:
-        """Yield the current file, locked against other processes, or None if it doesn't exist."""
+        """Yield the current file, locked against other processes; None if it doesn't exist."""
         while (file := self._opened()) is not None:
             with file.alone():
                 if not file.is_gone:  # otherwise it was replaced before being locked
@@ -106,7 +106,7 @@ class Journal:
         yield self._path
         if self._former == self._path:
             return
-        # A file system that ignores case may find another session's file here.
+        # A file system that ignores case may return another session's file here.
         if self._former.exists() and self._former in self._former.parent.iterdir():
             yield self._former
         yield self._path  # perhaps renamed just now
@@ -142,7 +142,7 @@ class Journal:
 
     @contextmanager
     def _reader(self) -> Iterator[SessionReader | None]:
-        """Yield a reader of the durable data, which neither delays nor sees concurrent commits."""
+        """Yield a reader of the durable data that neither delays nor sees concurrent commits."""
         with self._lock:
             file = self._opened()
             if file is not None:
@@ -194,7 +194,7 @@ class Journal:
             return Ready(stood=stood, file=file, data=file.placed(commit))
 
     def ready_nowait(self, commit: Commit, now: int) -> Ready | None:
-        """Like `ready`, but return None if disk access would be needed."""
+        """Like `ready`, but return None if that would need disk access."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -214,13 +214,13 @@ class Journal:
         self._heard += file.repair()
         erasure = Erasure.of(file, commit.erased)
         erase_in_copies(self._path, erasure.traces)
-        # Durable in any case, because it replaces a whole history.
+        # Always durable, because it replaces a whole history.
         self._put(file, erasure.file(file.fd, commit), commit, durable=True)
 
     def _put(
         self, old: LogFile | None, data: bytes | Iterable[bytes], commit: Commit, *, durable: bool
     ) -> None:
-        """Write a new file in place of the old one, which is locked; `old` is None if missing."""
+        """Write a new file in place of `old`, which is locked, or None if there is no file."""
         if old is not None:
             old.settle()
         self._folder.marks.add(self._name, kinds_owed(commit.head))
@@ -281,7 +281,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A commit ready to be written; it has no file if there is nothing to write."""
+    """A commit that is ready to be written; it has no file if there is nothing to write."""
 
     stood: int | None
     file: LogFile | None = None
@@ -300,7 +300,7 @@ class Ready:
     "remove_if_expired",
 )
 class AsyncJournal(AsyncBase):  # type: ignore[type-arg] # the class takes no parameter at runtime
-    """A journal with awaitable methods, each of which uses a thread once."""
+    """A journal with awaitable methods, each of which makes a single call in a thread."""
 
     head: Callable[[], Awaitable[Mapping[str, Any] | None]]
     window: Callable[[], Awaitable[StoredSession | None]]
@@ -321,7 +321,7 @@ class AsyncJournal(AsyncBase):  # type: ignore[type-arg] # the class takes no pa
     async def commit(self, commit: Commit, now: int) -> int | None:
         """Like `Database.commit`; all lines are written in one call."""
         ready = self._journal.ready_nowait(commit, now) or await self.ready(commit, now)
-        # If another commit was first, nothing was written.
+        # If another commit came first, nothing was written.
         while ready.file is not None and not await self._opened(ready.file).write(ready.data):
             ready = await self.ready(commit, now)
         return ready.stood
@@ -339,16 +339,14 @@ class OpenFiles:
         self._limit = max(1, limit)
         self._recent: OrderedDict[str, Journal] = OrderedDict()
         self._known: WeakValueDictionary[str, Journal] = WeakValueDictionary()
-        """All journals, even closed ones whose work waits for a thread, so that an id never has two
-        journals.
-        """
+        """All journals, even closed ones with work waiting, so that no id ever has two."""
 
     def __len__(self) -> int:
         """Return how many journals may be open."""
         return len(self._recent)
 
     def journal(self, session_id: str) -> Journal:
-        """Return the one journal for this id."""
+        """Return the only journal for this id."""
         journal = self._known.get(session_id)
         if journal is None:
             journal = self._known[session_id] = self._make(session_id)

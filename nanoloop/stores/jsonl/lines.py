@@ -13,7 +13,7 @@ from nanoloop.stores.snapshot import encoded
 
 ENTRY, SECTION, HEAD, METADATA = "entry", "section", "head", "metadata"
 UNREADABLE = ""
-"""The kind used for lines that can't be read."""
+"""The kind for lines that can't be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class LogLine:
     """The offset at which the next line begins."""
     kind: str
     value: Any = None
-    """An `Entry`, a section's value, or another line's object; the bytes if unreadable."""
+    """An `Entry`, a section's value, or another line's object; the raw bytes if unreadable."""
     name: str = ""
     """The section's name."""
 
@@ -46,7 +46,7 @@ def section_line(name: str, value: Any) -> bytes:
 
 
 def head_line(head: Mapping[str, Any], at: Mapping[str, int], took: Collection[str] = ()) -> bytes:
-    """Return the line that ends a commit: the head, and the byte position of each part.
+    """Return the line that ends a commit, with the head and the byte position of each part.
 
     `took` lists the chats whose messages the commit records.
     """
@@ -77,7 +77,7 @@ def _read(record: dict[str, Any], offset: int, end: int) -> LogLine:
 
 
 def _check_head(record: dict[str, Any]) -> None:
-    """Raise if a head has no revision, last number or positions.
+    """Raise an error if a head has no revision, last number or positions.
 
     Invalid positions are dropped; invalid numbers are corrected when they are read.
     """
@@ -87,7 +87,7 @@ def _check_head(record: dict[str, Any]) -> None:
 
 
 def lines_in(data: bytes, offset: int) -> Iterator[LogLine]:
-    """Yield the lines in a part of a file that begins at `offset`; skip blank lines."""
+    """Yield the lines in the part of a file that begins at `offset`; skip blank lines."""
     start = 0
     while start < len(data):
         found = data.find(b"\n", start)
@@ -99,9 +99,9 @@ def lines_in(data: bytes, offset: int) -> Iterator[LogLine]:
 
 
 ROOM = 4096
-"""The first line's size in bytes, with its newline; larger if the line was created larger."""
+"""The usual size of the first line in bytes, with its newline; some lines are created larger."""
 FORMAT = 2
-"""The format of these files; earlier versions know only format 1, without pending-work marks."""
+"""The format of these files; earlier versions only know format 1, which has no marks."""
 
 
 def first_line(about: Mapping[str, Any], summary: str) -> bytes:
@@ -135,7 +135,7 @@ def _padded(record: Mapping[str, Any], room: int) -> bytes:
 
 
 def _fitting(record: Mapping[str, Any], room: int) -> bytes:
-    """Return the record as a line that fits, dropping values that are only copies."""
+    """Return the record as a line that fits, leaving out values that are only copies."""
     whole = encoded_line(record)
     if len(whole) <= room:
         return whole

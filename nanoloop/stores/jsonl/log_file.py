@@ -62,7 +62,7 @@ from nanoloop.stores.snapshot import as_it_is, decoding, head_of, pending_start
 
 
 class PlacedBytes(bytes):
-    """A commit as bytes to write at one position, the end of the file when they were made.
+    """A commit as bytes to write at one position: where the file ended when they were made.
 
     If another commit was written since, by a cancelled task, another event loop or another process,
     `LogFile.write` writes none of the bytes.
@@ -78,9 +78,9 @@ class PlacedBytes(bytes):
 class LogFile(FileIO):
     """A file to which processes only append, except for changes to its first line.
 
-    The state kept here is valid only while the file's inode and length stay the same: a writer
-    locks the file and checks again. A reader needs no lock, because a commit without its head is
-    not visible yet.
+    The state kept here is valid only as long as the file's inode and length stay the same; a writer
+    locks the file and checks again. A reader needs no lock, because a commit is not visible until
+    its head is written.
     """
 
     def __init__(self, path: Path, session_id: str, *, folder: SessionFolder, guard: RLock) -> None:
@@ -102,7 +102,7 @@ class LogFile(FileIO):
             raise
 
     def __del__(self) -> None:
-        """Close the file quietly if the store was not closed; everything saved has been written."""
+        """Close the file silently if the store was not closed; all saved data has been written."""
         self.close()
 
     @property
@@ -117,7 +117,7 @@ class LogFile(FileIO):
 
     @property
     def _there(self) -> os.stat_result | None:
-        """The file's status on disk; None if the file's name no longer refers to it."""
+        """The status of the file on disk; None if the file's name now refers to another file."""
         try:
             there = os.stat(self._path)  # noqa: PTH116 - called for each commit
         except FileNotFoundError:
@@ -131,7 +131,7 @@ class LogFile(FileIO):
 
     def catch_up(self) -> None:
         """Read what other processes have added."""
-        # A torn end may have been cut off and replaced by other data of the same length.
+        # A torn end may have been cut off and replaced with other data of the same length.
         if not self.is_whole or os.fstat(self.fd).st_size != self.state.size:
             with decoding(self._id):
                 self._look()
@@ -188,7 +188,7 @@ class LogFile(FileIO):
         return placed
 
     def write(self, data: Any, /) -> int:
-        """Write all of a commit's bytes; return 0 if their position is no longer the file's end.
+        """Write all of a commit's bytes; return 0 if the file now ends at another position.
 
         Raise disk errors, leaving nothing behind, `AlreadyHeard`, and `BlockingIOError` if another
         process is writing.
@@ -229,7 +229,7 @@ class LogFile(FileIO):
         return True
 
     def settle(self) -> None:
-        """Permanently record the last commit's messages before the next commit.
+        """Record the last commit's messages permanently, before the next commit.
 
         The caller must hold the lock. Raise `BlockingIOError` if a chat's file is locked.
         """
@@ -244,14 +244,14 @@ class LogFile(FileIO):
             if self._folder.durable:
                 os.fsync(self.fd)
         except BaseException:
-            # If even this fails, the next writer sees a torn end, or recognises the commit by its
+            # If even this fails, the next writer finds a torn end, or recognises the commit by its
             # id.
             with suppress(OSError):
                 os.ftruncate(self.fd, data.before.size)
             raise
 
     def repair(self) -> list[Event]:
-        """Make the file end with a whole line; return events to announce.
+        """Make the file end with a whole line; return the events to announce.
 
         The caller must hold the lock and have just read the state.
         """
@@ -267,7 +267,7 @@ class LogFile(FileIO):
         return [told] if torn else []
 
     def _renew_first_line(self, sections: Mapping[str, Any]) -> None:
-        """Update the first line, a copy of data that is already written elsewhere."""
+        """Update the first line, which only copies data that is already written elsewhere."""
         about, summary = sections.get(ABOUT), summary_text(sections)
         if about is None and summary is None:
             return
@@ -283,9 +283,9 @@ class LogFile(FileIO):
 def written(
     commit: Commit, *, at: Mapping[str, int], base: int, marks: Marks
 ) -> tuple[bytes, FileState]:
-    """Return a commit as bytes to write at `base`, and the file's state afterwards.
+    """Return a commit as bytes to write at `base`, and the state of the file afterwards.
 
-    The bytes are the entries, the changed sections, and finally the head with all positions.
+    The bytes consist of the entries, the changed sections, and finally the head with all positions.
     """
     data = bytearray()
     for entry, text in zip(commit.entries, commit.texts, strict=True):
@@ -310,7 +310,7 @@ def new_file(commit: Commit) -> bytes:
 
 
 def summary_text(sections: Mapping[str, Any]) -> str | None:
-    """Return the summary's text if it is among these sections; "" if it is encrypted."""
+    """Return the summary's text if it is in these sections; "" if not, or if it is encrypted."""
     value = sections.get(SUMMARY)
     if isinstance(value, Mapping):
         value = value.get("value", "")
@@ -318,7 +318,7 @@ def summary_text(sections: Mapping[str, Any]) -> str | None:
 
 
 class SetAside:
-    """Copies the unreadable lines of one file."""
+    """Copies a file's unreadable lines."""
 
     def __init__(self, path: Path, *, session_id: str, read_only: bool) -> None:
         self._path = path
@@ -327,7 +327,7 @@ class SetAside:
         self._told: set[int] = set()
 
     def settle(self, fd: int, lines: Iterable[LogLine]) -> list[Event]:
-        """Copy the lines that are new, and return events to announce."""
+        """Copy any new unreadable lines, and return the events to announce."""
         met = {line.offset: line for line in lines if line.offset not in self._told}
         self._told.update(met)
         fresh = list(met.values())
@@ -346,9 +346,9 @@ class SetAside:
 
 
 def keep_beside(path: Path, lines: Iterable[bytes], *, durable: bool = False) -> Collection[bytes]:
-    """Copy unreadable lines to a file beside this one; return those that were new.
+    """Copy unreadable lines to a file beside this one; return the new ones.
 
-    Raise `BlockingIOError` if another process is doing so.
+    Raise `BlockingIOError` if another process is doing the same.
     """
     with locked_file(copy_of(path), os.O_RDWR | os.O_CREAT | os.O_APPEND) as fd:
         known = set(read_span(fd, 0, os.fstat(fd).st_size).split(b"\n"))
@@ -369,40 +369,40 @@ def _number(fd: int, offset: int) -> int:
 
 
 def removed_copies(path: Path) -> None:
-    """Delete files made from this one: copies of unreadable lines, and unfinished rewrites."""
+    """Delete files derived from this one: copies of unreadable lines, and unfinished rewrites."""
     for file in (copy_of(path), unfinished(path), unfinished(copy_of(path))):
         file.unlink(missing_ok=True)
 
 
 def copy_of(path: Path) -> Path:
-    """Return the path of the copies of a file's unreadable lines."""
+    """Return the path for copies of a file's unreadable lines."""
     return path.with_name(path.name + ".corrupt")
 
 
 _RENEWED = {SECTION, HEAD, METADATA}
-"""The kinds of lines rewritten after the entries, each with only its newest value."""
+"""The kinds of lines that are rewritten after the entries, each with only its newest value."""
 _DIGESTS = tuple(b'"_type":"%s"' % kind.encode() for kind in (SECTION, METADATA))
-"""Signs that an unreadable line may reveal what entries say."""
+"""Signs that an unreadable line may contain text from entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
-    """The entries to erase, and the facts needed to rewrite the file.
+    """The entries to erase, and what is needed to rewrite the file without them.
 
-    Older versions of the summary, title and so on are dropped too, because they may mention erased
-    entries.
+    Older versions of the summary, title and similar texts are dropped too, because they may mention
+    erased entries.
     """
 
     state: FileState
-    """The file's state."""
+    """The state of the file."""
     gone: frozenset[int]
     ids: tuple[str, ...]
-    """The ids of erased entries, as far as they are readable."""
+    """The ids of erased entries, as far as they can be read."""
     sections: Mapping[str, Any]
 
     @classmethod
     def of(cls, file: LogFile, gone: frozenset[int]) -> Erasure:
-        """Scan the file for the facts needed to rewrite it."""
+        """Scan the file for what is needed to rewrite it."""
         sections: dict[str, Any] = {}
         ids: list[str] = []
         for line in lines_from(file.fd, 0, file.state.size):
@@ -419,7 +419,7 @@ class Erasure:
         return (*_DIGESTS, *ids, *(b'"seq":%d,' % seq for seq in self.gone))
 
     def file(self, fd: int, commit: Commit) -> Iterator[bytes]:
-        """Yield the new file in pieces, including the commit; the old file stays unchanged."""
+        """Yield the new file in pieces, including the commit; the old file is left unchanged."""
         sections = {**self.sections, **commit.sections}
         first = first_line(sections[ABOUT], summary_text(sections) or "")
         yield first

@@ -1,4 +1,4 @@
-"""Mark sessions that may have pending work, with an empty file for each in a folder beside them."""
+"""Mark sessions that may have pending work, each by an empty file in a folder beside them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nanoloop.files import make_folder, open_file
 from nanoloop.stores.snapshot import owes_chat, pending_in
 
 CHAT, SUMMARY = "owing", "pending"
-"""The kinds of pending work: messages for a chat, and summaries; each has a folder of marks."""
+"""The kinds of pending work, messages for a chat and summaries; each has a folder of marks."""
 NOTHING: frozenset[str] = frozenset()
 ANYTHING = frozenset({CHAT, SUMMARY})
 
@@ -24,11 +24,11 @@ def kinds_owed(head: Mapping[str, Any]) -> frozenset[str]:
 
 
 class OwedMarks:
-    """The marks in one folder: every session with work has one, and sessions without may have one.
+    """The marks in one folder: every session with work has one, and sessions without work may.
 
-    A mark is made before a commit that adds work, and removed after the commit that finishes it. To
-    add or remove a mark, lock the session's file, or its name if there is no file. All marks are
-    links to one file, because a disk creates and removes links faster than files.
+    A mark is made before a commit that adds work, and removed after the commit that finishes the
+    work. To add or remove a mark, lock the session's file, or its name if there is no file. All
+    marks are links to one file, because a disk creates and removes links faster than files.
     """
 
     def __init__(self, folder: Path, *, mark: Path) -> None:
@@ -36,20 +36,20 @@ class OwedMarks:
         self._mark = str(mark)
 
     def add(self, name: str, kinds: Collection[str]) -> None:
-        """Mark the session whose file has this name as possibly having this kind of work."""
+        """Mark the session whose file has this name: it may have this kind of work."""
         for kind in kinds:
             path = f"{self._folders[kind]}/{name}"
             try:
                 os.link(self._mark, path)
             except FileExistsError:
                 continue
-            except OSError:  # the first mark, too many links, or no support for links
+            except OSError:  # the first mark, too many links, or links not supported
                 make_folder(Path(self._folders[kind]))
                 _touch(self._mark)
                 _touch(path)
 
     def remove(self, name: str, kinds: Collection[str]) -> None:
-        """Remove marks of finished work; a leftover mark is harmless."""
+        """Remove the marks of finished work; a leftover mark is harmless."""
         for kind in kinds:
             with suppress(OSError):
                 os.unlink(f"{self._folders[kind]}/{name}")  # noqa: PTH108 - a part of each turn

@@ -1,4 +1,4 @@
-"""Read a session's file from an offset, from its end or by search, and interpret its lines."""
+"""Read a session's file from an offset, from its end or by searching, and interpret its lines."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SessionReader:
         sections = self._sections(state, known)
         after = window_start(state.head) - 1
         shown = self._window_entries(state, tail, after)
-        if sections is None or shown is None:  # the positions are wrong: the file was edited
+        if sections is None or shown is None:  # the positions are wrong because the file was edited
             return _cut(self.whole(), after)
         return StoredSession(
             head=state.head,
@@ -82,7 +82,7 @@ class SessionReader:
         return sections if ABOUT in sections else None
 
     def _window_entries(self, state: FileState, tail: Tail, after: int) -> list[Entry] | None:
-        """Return the entries after `after`, or None if they aren't at their position."""
+        """Return the entries after `after`, or None if the recorded position is wrong."""
         offset = state.at.get(WINDOW, 0)
         if offset > state.size or not begins_line(self._fd, offset):
             return None
@@ -206,7 +206,7 @@ def newest(fd: int, size: int, *, session_id: str) -> StoredSnapshot:
 
 
 def about_of(fd: int, state: FileState, *, session_id: str) -> Mapping[str, Any]:
-    """Return the session's identity, from its newest section, its first line or its name."""
+    """Return the session's identity from its newest section, its first line or its name."""
     line = line_at(fd, state.at.get(ABOUT, -1), state.size)
     if line is not None and line.name == ABOUT and isinstance(line.value, dict):
         return {"id": session_id, **line.value}
@@ -228,9 +228,9 @@ def _cut(whole: StoredSession, after: int) -> StoredSession:
 
 
 CHUNK = 64 * 1024
-"""How many bytes to read at once."""
+"""How many bytes are read at once."""
 PROBE = 4 * 1024
-"""How many bytes to read to see which entry is at an offset."""
+"""How many bytes are read to find out which entry is at an offset."""
 BREATH = 32
 """How many lines are read before other threads get a turn."""
 
@@ -245,7 +245,7 @@ class Tail:
     size: int
     """The offset at which the last whole line ends."""
     torn: int
-    """Number of bytes at the end of the file that belong to an unfinished line."""
+    """The number of bytes at the end of the file that belong to an unfinished line."""
     open_ended: bool
     """True if the last line is complete except for its newline."""
 
@@ -335,8 +335,8 @@ def begins_line(fd: int, offset: int) -> bool:
 def search(fd: int, seq: int, low: int, size: int) -> int:
     """Return a position shortly before the entry with this number, but not before `low`.
 
-    Strides grow until one goes too far, and are then halved, so near entries are found at once and
-    distant ones fast. This relies on entries being in the order of their numbers.
+    The stride grows until it goes too far, and is then halved, so nearby entries are found at once
+    and distant ones quickly. This relies on the entries being in numerical order.
     """
     stride = 2 * CHUNK
     high = size
@@ -367,7 +367,7 @@ def _entry_near(fd: int, offset: int, stop: int) -> LogLine | None:
         return None
     entries = (line for line in lines_from(fd, start, stop, PROBE) if line.kind == ENTRY)
     found = next(entries, None)
-    # The piece may end inside a line, so its remainder can't be interpreted.
+    # The piece may end in the middle of a line, so the rest can't be interpreted yet.
     return found if found is not None and found.offset < stop else None
 
 
@@ -382,7 +382,7 @@ def _next_line(fd: int, offset: int, stop: int) -> int | None:
 
 
 WINDOW, PENDING = "window", "pending"
-"""The names of entry positions in `at`; all other names there are sections."""
+"""The names of entry positions in `at`; all other names there are those of sections."""
 NO_HEAD: Mapping[str, Any] = {"rev": 0, "start": 1, "last": 0, "window": 1, "count": 0}
 
 
@@ -395,7 +395,7 @@ class FileState:
     size: int
     """The offset for the next line."""
     torn: int = 0
-    """Number of bytes at the end of the file that belong to an incomplete commit."""
+    """The number of bytes at the end of the file that belong to an incomplete commit."""
     open_ended: bool = False
     """True if the last line lacks its newline."""
     took: tuple[str, ...] = ()
@@ -417,8 +417,8 @@ class FileState:
 def state_of(tail: Tail) -> FileState:
     """Return the state that these last lines describe.
 
-    A commit ends with its head: lines without a head after them were never acknowledged, and count
-    as torn. If a head can no longer be read, the lines before it are accepted.
+    A commit ends with its head: lines not followed by a head were never acknowledged, and count as
+    torn. If a head has become unreadable, the lines before it are accepted.
     """
     index = tail.head_index
     head, at = head_and_places(tail.lines[index]) if index >= 0 else (dict(NO_HEAD), {})
@@ -426,7 +426,7 @@ def state_of(tail: Tail) -> FileState:
     tail = _finished(tail)
     newer = tail.lines[index + 1 :]
     if any(line.kind != UNREADABLE for line in newer):
-        head["rev"] += 1  # a writer without these lines must not append to them
+        head["rev"] += 1  # a writer that has not read these lines must not append to them
     at |= {line.name: line.offset for line in newer if line.kind == SECTION}
     head |= _owed([line.value for line in newer if line.kind == ENTRY])
     waiting = [line.value for line in newer if line.name == WAITING]
@@ -443,7 +443,7 @@ def state_of(tail: Tail) -> FileState:
 
 
 def _finished(tail: Tail) -> Tail:
-    """Return the tail without the lines of a commit that was not fully written."""
+    """Return the tail without the lines of an incomplete commit."""
     ends = [number for number, line in enumerate(tail.lines) if line.kind in {HEAD, UNREADABLE}]
     if not ends or ends[-1] == len(tail.lines) - 1:
         return tail
@@ -455,7 +455,7 @@ def _finished(tail: Tail) -> Tail:
 
 
 def _owed(newer: Sequence[Entry]) -> dict[str, Any]:
-    """Return the head's fields for an unanswered question or unsent answer after the head."""
+    """Return the head's fields for a question or answer that follows the head."""
     last = newer[-1] if newer else None
     if last is None or last.role not in {"user", "assistant"}:
         return {}
@@ -471,11 +471,11 @@ def head_and_places(line: LogLine) -> tuple[dict[str, Any], dict[str, int]]:
 SPACING = 4096
 """The minimum number of bytes between two marks."""
 LIMIT = 1024
-"""The most marks kept for one file; beyond this, older ones are thinned out."""
+"""The maximum number of marks for one file; beyond it, older marks are thinned out."""
 
 
 class Marks:
-    """Known positions in a file: entries from a mark's number on begin there or later."""
+    """Known positions in a file: entries from a mark's number onwards begin there or later."""
 
     def __init__(self) -> None:
         self._seqs = [0]
@@ -483,7 +483,7 @@ class Marks:
         self._lock = Lock()
 
     def add(self, seq: int, offset: int) -> None:
-        """Add a mark, unless one close by is known."""
+        """Add a mark unless a nearby one is known."""
         with self._lock:
             index = bisect_left(self._seqs, seq)
             near = index > 0 and offset - self._offsets[index - 1] < SPACING
@@ -502,12 +502,12 @@ class Marks:
         del self._offsets[older]
 
     def before(self, seq: int) -> int:
-        """Return the last known position before all entries from this number on."""
+        """Return the last known position before all entries from this number onwards."""
         with self._lock:
             return self._offsets[bisect_right(self._seqs, seq) - 1]
 
     def forget_from(self, offset: int) -> None:
-        """Drop the marks of lines that were not written after all."""
+        """Drop the marks of lines that were not written in the end."""
         with self._lock:
             index = max(1, bisect_left(self._offsets, offset))
             del self._seqs[index:]

@@ -87,7 +87,7 @@ Durability = Literal["flush", "fsync"]
 WRITERS: Mapping[Durability, int] = {"flush": 1, "fsync": 8}
 """How many threads only write commits, so that long reads never delay a save.
 
-With `flush`, no disk is waited for, so a second thread would not speed anything up.
+With `flush`, nothing waits for a disk, so a second thread would not be faster.
 """
 BETWEEN_TRIES_SECONDS = (0.0005, 0.005)
 """The range of the pause between two attempts to lock a session."""
@@ -95,7 +95,7 @@ T = TypeVar("T")
 
 
 class JsonlStore(DatabaseStore):
-    """A folder of sessions, which any number of processes on one machine may use."""
+    """A folder of sessions that any number of processes on one machine may use."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class JsonlStore(DatabaseStore):
     ) -> None:
         """Open the folder; a saved commit is in its file and, with `fsync`, on the disk.
 
-        A call fails if another process has the session locked for more than `busy_seconds`.
+        A call fails if another process keeps the session locked for more than `busy_seconds`.
         """
         where = SessionFolder(
             path=Path(folder),
@@ -334,7 +334,7 @@ class _Folder:
                         self._folder.path,
                         f"another process has locked {what}: stop it, or try again",
                     ) from None
-            # No thread is blocked by the wait, because others need the threads.
+            # The wait blocks no thread, because others need the threads.
             await anyio.sleep(uniform(*BETWEEN_TRIES_SECONDS))  # noqa: S311
 
     async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
@@ -356,21 +356,21 @@ def _has_expired(stored: StoredSession, now: int) -> bool:
 
 
 NOTE = ".index"
-"""The file, beside the locks, whose existence means that all pending work is marked."""
+"""The file beside the locks that exists once all pending work is marked."""
 
 
 class FolderUpgrade:
-    """Upgrades a folder, so that earlier versions can't open it; methods block.
+    """Upgrades a folder so that earlier versions can't open it; methods block.
 
-    It marks pending work and records accepted messages. Several processes may do this at the same
-    time. It is repeated after a reboot, since marks need not survive a power loss, and for a copied
-    folder.
+    The upgrade marks pending work and records accepted messages. Several processes may do this at
+    the same time. It is repeated after a reboot, since marks need not survive a power loss, and for
+    a copied folder.
     """
 
     def __init__(
         self, folder: SessionFolder, *, opened: Callable[[StoredSnapshot], StoredSnapshot]
     ) -> None:
-        """Create the upgrade; `opened` decrypts a session, or raises `StoreError` if it can't."""
+        """Create the upgrade; `opened` decrypts a session or raises `StoreError`."""
         self._folder = folder
         self._opened = opened
         self._lock = folder.path / LOCK
@@ -413,7 +413,7 @@ class FolderUpgrade:
         self._former_lock.close()
 
     def _shut_out(self) -> None:
-        """Replace the lock file of earlier versions with a folder, to keep them out."""
+        """Replace the lock file of earlier versions with a folder to keep these versions out."""
         while not self._lock.is_dir():
             with suppress(IsADirectoryError):  # another process has already done so
                 # Held until `close`, because an earlier version may have opened the file already.
@@ -422,7 +422,7 @@ class FolderUpgrade:
                 self._lock.unlink()
                 with suppress(FileExistsError):
                     self._lock.mkdir(mode=0o700)
-                    self._lock.chmod(0o700)  # even if the umask removed bits
+                    self._lock.chmod(0o700)  # even if the umask removed permissions
 
     def _mark_all(self) -> dict[Path, int]:
         """Mark all pending work; return the time of each session's last change."""
@@ -444,13 +444,13 @@ class FolderUpgrade:
                 head = glance_in(path, fd).head
                 self._folder.marks.add(name, kinds_owed(head))
                 _renew_format(fd)
-        except BlockingIOError:  # being written to: its pending work is found later
+        except BlockingIOError:  # being written to, so its pending work is found later
             head = glance_at(path).head
             self._folder.marks.add(name, ANYTHING)
         return micros(from_rfc3339(head.get("updated_at")))
 
     def _messages(self, path: Path, at: int) -> list[HeardMessage]:
-        """Return a session's newest messages, which may be missing from its chat's file."""
+        """Return a session's newest messages, which its chat's file may lack."""
         with suppress(FileNotFoundError, StoreError, SessionNotFound):
             found = self._opened(newest_at(path))
             about, noted = found.sections[ABOUT], found.sections.get(NOTED)
@@ -466,7 +466,7 @@ class FolderUpgrade:
         replace_file(self._lock / NOTE, note, durable=False)
 
     def _note(self) -> dict[str, Any]:
-        inode = self._lock.stat().st_ino  # a copied folder has another
+        inode = self._lock.stat().st_ino  # a copied folder has a different one
         return {"format": FORMAT, "start": machine_start(), "inode": inode}
 
 
@@ -483,7 +483,7 @@ def _renew_format(fd: int) -> None:
 
 @cache
 def machine_start() -> str:
-    """Return an id of the machine's current boot, or of this process if there is none."""
+    """Return an id of the machine's current boot; an id of this process if there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -504,7 +504,7 @@ class Bindings:
         await put_file(self._path(file_name(key)), text.encode(), durable=self._durable)
 
     def rebind(self, key: str, session_id: str, *, was: str | None) -> bool:
-        """Bind a key if its binding is still `was` (None: unbound); this blocks."""
+        """Bind a key if its binding is still `was` (None if unbound); this blocks."""
         path = self._path(file_name(key))
         found = _binding_in(path.read_bytes() if path.exists() else None)
         if (found and found[1]) != was:

@@ -99,7 +99,7 @@ class _Faults:
 
 
 class FakeChats:
-    """The platform's side, a `Stage`: its chats outlive every bot, and it can inject faults."""
+    """The platform's side, a `Stage`: its chats outlive the bots, and it can inject faults."""
 
     name = "fake"
 
@@ -221,7 +221,7 @@ class FakeChats:
         self._faults.refused = True
 
     async def lose(self, calls: int = 1, *, taken: bool = False) -> None:
-        """Lose the next posts and edits, or with `taken`, only the replies to them."""
+        """Lose the next posts and edits; with `taken`, lose only the replies to them."""
         if taken:
             self._faults.unconfirmed = calls
         else:

@@ -119,7 +119,7 @@ class Stage(Protocol):
         ...
 
     async def limit(self, calls: int, *, seconds: float) -> None:
-        """Refuse the bot's next posts and edits as too many, with this retry-after."""
+        """Reject the bot's next posts and edits as too many, with this retry-after."""
         ...
 
     async def lose(self, calls: int, *, taken: bool) -> None:
@@ -138,7 +138,7 @@ class Stage(Protocol):
 async def comes_to(
     look: Callable[[], Awaitable[T]], wanted: T | Callable[[T], bool], *, seconds: float = 20
 ) -> T:
-    """Call `look` until it returns this; raises AssertionError with the last result otherwise."""
+    """Call `look` until it returns this; otherwise, raise AssertionError with its last result."""
     found = None
     with anyio.move_on_after(seconds):
         while True:
@@ -181,7 +181,7 @@ def check(so: object, otherwise: str) -> None:
 
 
 def open_to_all(**said: Any) -> PlatformSettings:
-    """Return settings that let everyone talk without limits, except as given here."""
+    """Return settings that let everyone talk without limits, except for those given here."""
     return PlatformSettings(**{"users": ("*",), "per_minute": 100_000, **said})
 
 

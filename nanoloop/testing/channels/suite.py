@@ -57,7 +57,7 @@ class ComingIn:
     async def test_a_message_that_is_delivered_twice_is_answered_once(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """The answer to another message shows that no second answer was on its way."""
+        """The answer to another message shows that no second answer to this one is coming."""
         needs(stage, "repeat")
         chat, ann = (await stage.people(1))[0]
         async with Bot(stage.platform(), tmp_path):
@@ -197,16 +197,16 @@ class GoingOut:
     async def test_an_answer_grows_in_one_message(self, stage: Stage, tmp_path: Path) -> None:
         """The message appears early and ends with the final text."""
         chat, ann = (await stage.people(1))[0]
-        provider = Growing("a long beginning of words", "the end")
+        provider = Growing("a long opening sentence", "the end")
         async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
             await stage.say(chat, "go", sender=ann)
             if bot.channel.streams:
-                await says(stage, chat, "a long beginning of words")
+                await says(stage, chat, "a long opening sentence")
             provider.goes_on.set()
             await says(stage, chat, "the end")
 
     async def test_a_failure_leaves_no_half_answer(self, stage: Stage, tmp_path: Path) -> None:
-        """The part that was already shown is replaced by the apology."""
+        """The part that was already shown is replaced with the apology."""
         chat, ann = (await stage.people(1))[0]
         provider = Growing("half an", ProviderError("no more words"))
         async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
@@ -267,7 +267,7 @@ class GoingOut:
     async def test_a_rate_limit_slows_an_answer_that_grows_and_spoils_nothing(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """The complete text arrives in the end."""
+        """In the end, the complete text arrives."""
         needs(stage, "limit")
         chat, ann = (await stage.people(1))[0]
         provider = Growing("a beginning", "the end")
@@ -304,7 +304,7 @@ class GoingOut:
     async def test_a_beginning_that_was_taken_without_a_word_becomes_the_whole(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """A message posted again under its id may already be there with an older text."""
+        """A message posted again under its id may already be there, with an older text."""
         needs(stage, "lose", "ids")
         chat, ann = (await stage.people(1))[0]
         provider = Growing("a beginning", "the end")
@@ -448,7 +448,7 @@ class WhoMayTalk:
     async def test_a_stranger_gets_a_code_and_may_talk_once_it_is_approved(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """Before that, the model receives nothing."""
+        """Until then, the model receives nothing."""
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider()
         async with Bot(stage.platform(), tmp_path, provider=provider, rules=PlatformSettings()):
@@ -461,7 +461,7 @@ class WhoMayTalk:
             await says(stage, chat, said, "You said: now")
 
     async def test_an_allow_list_lets_in_whom_it_names(self, stage: Stage, tmp_path: Path) -> None:
-        """People are identified by the platform's id, and nobody else is let in."""
+        """People are identified by the platform's id, and nobody else gets access."""
         (chat, ann), (other, bob) = await stage.people(2)
         rules = PlatformSettings(users=(ann,), pairing=False)
         async with Bot(stage.platform(), tmp_path, rules=rules):
@@ -472,7 +472,7 @@ class WhoMayTalk:
             await says(stage, chat, "You said: hello")
 
     async def test_who_says_too_much_has_to_wait(self, stage: Stage, tmp_path: Path) -> None:
-        """All messages are kept until their time comes."""
+        """All messages are kept until it is their turn."""
         chat, ann = (await stage.people(1))[0]
         provider, rules = ScriptedProvider(), open_to_all(per_minute=2)
         async with Bot(stage.platform(), tmp_path, provider=provider, rules=rules) as bot:
@@ -523,7 +523,7 @@ class WhoMayTalk:
     async def test_a_group_can_be_answered_always_or_never(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """The rules decide, and changing them takes effect at once."""
+        """The rules decide, and changes to them take effect at once."""
         needs(stage, "group")
         (chat, ann), _ = await stage.people(2)
         provider = ScriptedProvider(otherwise="yes")
@@ -561,7 +561,7 @@ class WhoMayTalk:
     async def test_a_thread_is_a_conversation_of_its_own(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """The rules can let threads share the chat's conversation."""
+        """If the rules say so, threads share the chat's conversation."""
         needs(stage, "threads")
         (_, ann), _ = await stage.people(2)
         provider = ScriptedProvider(otherwise="yes")

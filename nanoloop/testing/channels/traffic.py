@@ -21,12 +21,12 @@ UNANSWERED = 10
 _FAULT = 0.03
 """The probability that a message is followed by a fault."""
 _SLOW, _SLOW_SECONDS = 0.1, 0.4
-"""How often an answer is slow, so that it is seen growing, and how long it takes."""
+"""How often an answer is slow, so that people see it grow, and how long it takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficRecord:
-    """The outcome of all messages."""
+    """What became of all messages."""
 
     said: int
     answered: int
@@ -63,7 +63,7 @@ async def day(
     `seconds` is how long the last answers may take once the faults have ended; other arguments are
     passed to `Bot`.
     """
-    talk = _Talk(stage, Random(seed), await stage.people(chats))  # noqa: S311 - no secret
+    talk = _Talk(stage, Random(seed), await stage.people(chats))  # noqa: S311 - not a secret
     for start in range(restarts + 1):
         provider = _Chatty(Random(seed + start))  # noqa: S311 - as above
         async with Bot(stage.platform(), folder, provider=provider, **bot):

@@ -21,7 +21,7 @@ class KnowingAll:
     """The base class for tests that search everything stored for certain words."""
 
     def all_of(self, store: Store, folder: Path) -> str:
-        """Return everything stored, as text: by default, the contents of the test's folder."""
+        """Return everything stored, as text; by default, the contents of the test's folder."""
         return everything_in(folder)
 
 

@@ -25,7 +25,7 @@ async def owed(store: Store, *, pending: bool = False) -> dict[str, tuple[int, s
 
 
 async def both(store: Store) -> tuple[set[str], set[str]]:
-    """Return the sessions that owe their chat something, and those that owe only a summary."""
+    """Return the sessions with pending work for their chat, and those that need only a summary."""
     chats, all_of_them = await owed(store), await owed(store, pending=True)
     assert chats.items() <= all_of_them.items()
     return set(chats), set(all_of_them) - set(chats)
@@ -62,7 +62,7 @@ async def entries(store: Store, name: str = "s") -> list[str]:
 
 
 async def held(store: Store, node: Node) -> frozenset[str]:
-    """Return which of its wanted accounts this process is granted."""
+    """Return which of the accounts that it wants this process is granted."""
     return next(each.holds for each in await store.beat(node) if each.id == node.id)
 
 

@@ -30,7 +30,7 @@ class SetClock:
 
 
 def say(session: Session, count: int, *, text: str = "message") -> None:
-    """Add this many messages, alternately from the user and the model."""
+    """Add this many messages, alternating between the user and the model."""
     for number in range(count):
         session.add_message("assistant" if number % 2 else "user", f"{text} {number}")
 
@@ -56,6 +56,6 @@ async def infos(store: Store) -> list[SessionInfo]:
 
 
 def everything_in(folder: Path) -> str:
-    """Return the contents of all files in a folder and below, as text."""
+    """Return the contents of all files in a folder and its subfolders, as text."""
     files = [path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()]
     return "\n".join(files)
