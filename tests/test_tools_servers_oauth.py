@@ -35,8 +35,10 @@ MACHINE = 'auth = "client_credentials"\nclient_id = "robot"\n'
 class Tickets(Folder):
     """The server with its authorization server, in a process of its own."""
 
+    port = 0
+
     def start(self):
-        words = [sys.executable, str(PROGRAM), str(self.path)]
+        words = [sys.executable, str(PROGRAM), str(self.path), str(self.port)]
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE)
         self.port = int(self.process.stdout.readline())
         self.issuer = f"http://127.0.0.1:{self.port}"

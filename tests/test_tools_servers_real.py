@@ -87,6 +87,20 @@ async def test_the_fetching_server_reads_a_page(data, page):
         assert "It is green." in said
 
 
+async def test_the_server_of_everything_has_texts_pictures_data_and_prompts(data):
+    async with running(place("all", "mcp-server-everything", "stdio"), data=data) as servers:
+        assert await call(servers, "all__echo", message="tea") == "Echo: tea"
+        (source,) = servers.sources
+        _, picture = await source.tools["all__get-tiny-image"].call({})
+        assert (picture.shown_type, picture.content[:4]) == ("image/png", b"\x89PNG")
+        uri = "demo://resource/dynamic/blob/1"
+        _, file = await source.tools["all__read_resource"].call({"uri": uri})
+        assert b"Resource 1" in file.content
+        prompt = source.prompts["all:args-prompt"]
+        (text,) = await prompt.texts(prompt.arguments("Paris"))
+        assert text == ("user", "What's weather in Paris?")
+
+
 @pytest.mark.skipif(shutil.which("mcp-server-filesystem") is None, reason="not on the path")
 async def test_the_server_of_files_reads_its_folder_only(data, tmp_path):
     (tmp_path / "docs").mkdir()

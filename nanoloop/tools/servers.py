@@ -202,7 +202,8 @@ class ToolServer:
         self._connection: ServerConnection | None = None
         self._offered = Listing()
         self._since: datetime | None = None
-        self._calls = 0
+        self.used = 0
+        """How many calls were sent to it."""
         self._news = anyio.Event()
         with suppress(SettingsError):  # reported when it is started
             if (known := accepted.of(self.name)) is not None:
@@ -258,7 +259,7 @@ class ToolServer:
         seconds = self.place.timeout_seconds
         with anyio.move_on_after(seconds):
             connection = await self._connected()
-            heard, self._calls = connection.heard, self._calls + 1
+            heard, self.used = connection.heard, self.used + 1
             try:
                 return await act(connection)
             except ServerGone as gone:
@@ -300,13 +301,13 @@ class ToolServer:
     async def _run(self) -> None:
         failures = 0
         while True:
-            began, calls = anyio.current_time(), self._calls
+            began, calls = anyio.current_time(), self.used
             before = await self._login()
             reason = await self._try()
             await checkpoint()  # what was caught may have been our own end
             lasted = anyio.current_time() - began
             was_connected, self._connection = self._connection is not None, None
-            is_useful = was_connected and (self._calls > calls or lasted > USEFUL_SECONDS)
+            is_useful = was_connected and (self.used > calls or lasted > USEFUL_SECONDS)
             is_wanted = reason == login_wanted(self.name)
             failures = 0 if is_useful and not is_wanted else failures + 1
             self._since = self._since or datetime.now().astimezone()
