@@ -182,6 +182,7 @@ def test_an_answer_that_is_not_to_this_login_is_refused(write, tickets, how, tol
         f"nanoloop: the login to tickets failed: {told}",
     )
     assert "logged in" not in tickets.ledger
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow

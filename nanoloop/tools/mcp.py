@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -79,10 +78,6 @@ DECLINED = (
     "[The server asked the user something meanwhile. nanoloop can't pass such questions on yet: "
     "nobody saw it, and it was declined.]"
 )
-
-# Its lines quote what servers send.
-for _name in ("mcp", "httpx2", "httpcore2"):
-    logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 
 _Streams = tuple[
     MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]

@@ -5,6 +5,7 @@ What servers send here is untrusted: it is bounded, and none of it reaches the l
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -44,6 +45,10 @@ _ERROR_CHARS = 200
 _PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 _REFUSED = (400, 401)
 """The statuses with which an authorization server refuses a refresh token or a client."""
+
+# Its lines quote what servers send.
+for _name in ("mcp", "httpx2", "httpcore2"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 
 
 # Logging in
