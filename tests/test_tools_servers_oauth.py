@@ -205,6 +205,40 @@ def status(url):
             return refused.code
 
 
+CLIENTS = {
+    'client_id = "desk"\nclient_secret = "desk-secret"': (),
+    'client_id = "https://nanoloop.example/client.json"': ("documents",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("more", "how"), CLIENTS.items(), ids=["registered", "document"])
+def test_a_client_of_one_s_own_registers_nothing(write, tickets, more, how):
+    tickets.set(*how)
+    write(f'auth = "oauth"\n{more}')
+    assert log_in()[0] == Exit.DONE
+    assert tickets.ledger == ["logged in"]
+    logins = make_logins(load())
+    logins.keep("tickets", replaced(logins.of("tickets"), until=0.0))
+    assert run("tools", "call", "tickets__echo", '{"text": "hi"}') == Exit.DONE
+    assert tickets.ledger == ["logged in", "refreshed"]
+
+
+@pytest.mark.slow
+def test_a_server_that_registers_nobody_says_what_to_set(write, tickets, capsys):
+    tickets.kill()
+    tickets.set("closed").start()
+    assert run("tools", "login", "tickets", "--no-browser") == Exit.FAILED
+    told = "does not register nanoloop: register a client there yourself, and set client_id"
+    assert told in capsys.readouterr().err
+
+
+def test_a_login_goes_to_no_address_without_https(write, tickets, capsys):
+    tickets.set("elsewhere")
+    assert run("tools", "login", "tickets", "--no-browser") == Exit.FAILED
+    assert "its authorization server is not at an https address" in capsys.readouterr().err
+
+
 async def test_only_the_answer_is_heard_and_only_by_this_machine():
     async with tools.listening(0) as here, anyio.create_task_group() as group:
         heard = []

@@ -3,8 +3,9 @@
     python tests/servers/mcp_oauth.py FOLDER [PORT]
 
 The first line that it prints is its port. Files in FOLDER decide how it behaves (`short-lived`,
-`no-refresh`, `no-access`, `wrong-state`, `wrong-issuer`, `refused`, `down`), and `ledger` has what
-it did. Whoever opens its login page agrees at once.
+`no-refresh`, `no-access`, `wrong-state`, `wrong-issuer`, `refused`, `down`, `elsewhere`,
+`documents`; `closed` when it starts), and `ledger` has what it did. Whoever opens its login page
+agrees at once.
 """
 
 import base64
@@ -25,12 +26,13 @@ from mcp.server.auth.provider import (
 )
 from mcp.server.auth.settings import AuthSettings, ClientRegistrationOptions, RevocationOptions
 from mcp.server.mcpserver import MCPServer
-from mcp.shared.auth import OAuthToken
+from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 folder = Path(sys.argv[1])
 READS = wire.ToolAnnotations(read_only_hint=True)
+PATHS = {"authorization": "authorize", "token": "token", "registration": "register"}
 MACHINE = ("robot", "very-secret")
 """The client of the machine flow, and its secret."""
 
@@ -44,6 +46,19 @@ def note(line):
         file.write(f"{line}\n")
 
 
+class Desk(OAuthClientInformationFull):
+    """A client that the operator has registered, whatever port its answers come to."""
+
+    def validate_redirect_uri(self, redirect_uri):
+        assert str(redirect_uri).startswith("http://127.0.0.1:")
+        return redirect_uri
+
+
+DESK = Desk(
+    client_id="desk", client_secret="desk-secret", token_endpoint_auth_method="client_secret_basic"
+)
+
+
 class Provider:
     """Keeps clients, codes and tokens in memory; each refresh token counts once."""
 
@@ -52,7 +67,9 @@ class Provider:
         self.clients, self.codes, self.tokens, self.refreshes = {}, {}, {}, {}
 
     async def get_client(self, client_id):
-        return self.clients.get(client_id)
+        if client_id.startswith("https://"):  # the address of a document about the client
+            return Desk(client_id=client_id, token_endpoint_auth_method="none")
+        return DESK if client_id == DESK.client_id else self.clients.get(client_id)
 
     async def register_client(self, client):
         note("registered")
@@ -151,7 +168,18 @@ def make_app(port):
 
     async def before(scope, receive, send):
         """Answers what the package's own server can't, and lets the rest pass."""
-        if scope["type"] == "http" and scope["path"] == "/token":
+        path = scope.get("path", "")
+        if path.startswith("/.well-known/oauth-protected-resource") and is_set("elsewhere"):
+            servers = ["http://192.0.2.1/"]
+            said = {"resource": f"{issuer}/mcp", "authorization_servers": servers}
+            await JSONResponse(said)(scope, receive, send)
+            return
+        if path == "/.well-known/oauth-authorization-server" and is_set("documents"):
+            said = {"issuer": issuer, "client_id_metadata_document_supported": True}
+            said |= {f"{name}_endpoint": f"{issuer}/{path}" for name, path in PATHS.items()}
+            await JSONResponse(said)(scope, receive, send)
+            return
+        if scope["type"] == "http" and path == "/token":
             if is_set("down"):
                 await JSONResponse({}, status_code=503)(scope, receive, send)
                 return
