@@ -139,7 +139,7 @@ class AgentHistory:
 
 PROMPT = "You are a helpful assistant. Answer briefly and to the point."
 BUFFER_LIMIT, BUFFER_MIN = 50, 10
-"""The default limits: messages that a window may hold, and roughly how many remain after a cut."""
+"""The default limits: how many messages a window may hold, and about how many a cut leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,9 +155,7 @@ class AgentLimits:
     messages: int | None = None
     """A window with more messages is cut; None means the loop's limit, or 50 without a loop."""
     kept: int | None = None
-    """Roughly how many messages remain after a cut; None means the loop's number, or 10 without a
-    loop.
-    """
+    """About how many messages a cut leaves; None means the loop's number, or 10 without a loop."""
 
 
 class Agent(AgentHistory):
@@ -524,7 +522,7 @@ class Stream:
     def _started(self) -> _Flow:
         if self._task is None:
             # No task group: if the iteration ended early, its scope would stay open around the
-            # reader and cancel it. This object owns the task instead, and ends it when nobody reads
+            # reader and cancel it. This object owns the task instead, and ends it once nobody reads
             # any more.
             work = self._flow.run(self._ask)
             self._task = asyncio.get_running_loop().create_task(work, name="answer in pieces")
@@ -615,7 +613,7 @@ def from_sync(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:
             result: T = future.result()
         except BaseException:
-            future.cancel()  # as after Ctrl-C: nobody waits for it any more
+            future.cancel()  # as after Ctrl-C: nobody is waiting for it any more
             raise
         return result
 

@@ -65,7 +65,7 @@ class _Running:
     scope: anyio.CancelScope
     exchange: Exchange
     is_amended: bool = False
-    """True if the result must be discarded: the question has changed or another process has it."""
+    """True if the result must be discarded: the question changed, or another process has it."""
 
 
 class Chats:
@@ -94,16 +94,12 @@ class Chats:
         )
         self._turns: dict[str, _Running] = {}
         self._begun: dict[str, Begun] = {}
-        """Each session's last question that this process has started and not yet answered."""
+        """Each session's last question that this process has started but not yet answered."""
         self._nodes = parts.nodes
         self._looked: dict[str, Hashable] = {}
-        """The commit at which each session with pending work was checked, and the processes alive
-        then.
-        """
+        """For each session with pending work, its commit and the living processes when checked."""
         self._holding: dict[str, object] = {}
-        """The sessions with waiting messages that this process received; each gets a new object per
-        message.
-        """
+        """The sessions with waiting messages received here; each message gets a new object."""
         self._watches: Callable[[str], bool] = _is_not_wanted
         self._stack = AsyncExitStack()
 
@@ -122,7 +118,7 @@ class Chats:
         """Return how many chats are waiting or being answered."""
         return len(self._workers)
 
-    # What goes on
+    # Work in progress
 
     def stop(self, key: str, *, question: str | None = None) -> bool:
         """Stop the chat's turn in progress; return False if there is none.
@@ -270,7 +266,7 @@ class Chats:
         except SessionNotFound:  # deleted meanwhile
             return ()
         if session.erasing and not self._workers.is_busy(session.key or session.id):
-            with suppress(IndexUnusable):  # the next commit here, or the next start, tries again
+            with suppress(IndexUnusable):  # the next commit here, or the next start, will try again
                 await self._sessions.finish_erasing(session)
         self._note_holding(session)
         running = self._turns.get(session.key or session.id)
@@ -531,7 +527,7 @@ class Chats:
             said = self._notices.apology(
                 session.id, failure, to=exchange.message, turn_id=exchange.turn_id, is_kept=True
             )
-            if isinstance(failure, SessionDamaged | NotReadable):  # nothing can be kept here
+            if isinstance(failure, SessionDamaged | NotReadable):  # nothing can be stored here
                 await exchange.say(said.text, kind="error", incident=said.incident)
             else:
                 await exchange.fail(said.text, said.incident)

@@ -110,7 +110,7 @@ class Command:
 HISTORY_SHOWN = 10
 """How many messages `/history` shows by default."""
 HISTORY_LIMIT = 100
-"""The most messages that `/history` shows; `/export` shows all of them."""
+"""The maximum number of messages that `/history` shows; `/export` shows all of them."""
 ENTRIES_A_MESSAGE = 4
 """How many entries are read per message shown, to allow for tool calls and results."""
 
@@ -182,7 +182,7 @@ class Commands:
     async def answer(self, message: Inbound) -> str:
         """Run a command and return its answer, or suggest a similar command."""
         name, rest = _parsed(message.text)
-        say = partial(self._notices.text, message)  # in the language of the agent at that time
+        say = partial(self._notices.text, message)  # in the agent's language at that time
         if name not in self._commands:
             asked = await self._prompts.run(message, name, rest, say)
             return self._unknown(name, say) if asked is None else asked

@@ -107,7 +107,7 @@ class ExchangeParts:
     def cutting(self, session: Session, agent: Agent) -> Cutting:
         """Return how the agent's turns cut this session's window."""
         limit, keep = self._buffer_of(agent)
-        # Not a method of `Exchange`: a reference cycle would keep the session alive.
+        # Not a method of `Exchange`, because a reference cycle would keep the session alive.
         heard = partial(self.summarizer.fire_and_forget, session)
         return Cutting(limit=limit, keep=keep, by_defaults=False, heard=heard, follow=self.follow)
 
@@ -202,7 +202,7 @@ class Exchange:
 
         def act(session: Session) -> None:
             claims.append(session.claim(self._nodes.me))
-            close(session)  # behind the claim, which counts as an attempt of what stays open
+            close(session)  # after the claim, which counts as an attempt of each open call
 
         await self._turn.begin(then=act)
         self._fence.claim = claims[-1]
@@ -246,10 +246,10 @@ class Exchange:
             await self._tell_hooks(RequestOutcome(given=self.message.text, answer=answer))
 
     async def _with_noted_files(self, answer: Answer) -> Answer:
-        """Return the answer with its files noted in its last entry, so that a resend has them."""
+        """Return the answer with its files recorded in its last entry, in case it is sent again."""
         attachments = self._sessions.attachments
         last_seq = self.session.last_seq
-        is_first = last_seq == self.seq  # as for nearly all: nothing was done for it
+        is_first = last_seq == self.seq  # the usual case: nothing was made for it
         said = () if is_first else self.session.entries_between(self.seq, last_seq)
         made = [*sent_with(said)]
         if attachments is None or not (made or SCHEME in answer.text):

@@ -117,8 +117,8 @@ def make_seal(settings: Settings, *, url: str | None = None) -> Seal | None:
 def keys_file(settings: Settings, *, url: str | None = None) -> Path | None:
     """Return the file with the keys of conversations, people and uploads, or None.
 
-    A database on a server may be used by several machines with temporary data folders, so it has
-    such keys only if the settings name the file.
+    Several machines with temporary data folders may use a database on a server, so such a store has
+    these keys only if the settings name the file.
     """
     if settings.store.keys_file is not None:
         return settings.data / settings.store.keys_file
@@ -453,7 +453,7 @@ def make_agent(
             limits=limits,
             settings=settings.session.rules(),
         )
-    except ValueError as error:  # a package's tool has another's name
+    except ValueError as error:  # a package's tool has the name of another
         text = f"the tools of agent {name!r} can't be used: {error}"
         raise InvalidSettings([_set_at(settings, f"agents.{name}.tools", text)]) from error
     agent.language = own.language

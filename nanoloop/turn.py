@@ -91,7 +91,7 @@ class Keeping:
     files: Attachments | None = None
     """The files in which large tool results are stored whole; None if they are not."""
     recording: Recording | None = None
-    """How much of the question and answer is stored; None stores everything."""
+    """How much of the question and answer is stored; None means everything."""
     steering: Callable[[Session], Sequence[Entry]] = _nothing
     """Returns the messages to add to the conversation between two steps."""
     asks: bool = False
@@ -112,7 +112,7 @@ class Cutting:
     keep: int
     """Roughly how many of the newest messages remain."""
     by_defaults: bool = True
-    """Apply the session's default limits after an answer, even if none were set."""
+    """Apply the session's default limits after an answer, even if none are set."""
     heard: Callable[[], object] = lambda: None
     """Called after a request or an answer cuts the window, so that a summary can start."""
     follow: Callable[[str], object] = lambda _: None
@@ -163,9 +163,9 @@ class Turn:
         sentences: Sentences | None = None,
         tell: Tell | None = None,
     ) -> None:
-        """Create a turn; without `cutting` nothing is left out, and the client runs `theirs`.
+        """Create a turn; without `cutting`, nothing is left out, and the client runs `theirs`.
 
-        `tell` sends to the chat what a tool says while running.
+        `tell` sends what a tool says while it is running to the chat.
         """
         self.session = session
         self._agent = agent
@@ -177,7 +177,7 @@ class Turn:
         self._tools = (*agent.toolbox.specs, *theirs)
         self._on_text = on_text
         self._say = (sentences or Sentences().speaking(agent.language)).text
-        self.id = fresh_id()[8:20]  # from the time and random bits
+        self.id = fresh_id()[8:20]  # made from the time and random bits
         self.said = ""
         """The text that the model has written in this step so far."""
         self._running = 0
@@ -450,7 +450,7 @@ class Turn:
         return self._repeats == SAME_CALLS
 
     def _circle(self, calls: Sequence[Entry], steps: int) -> str:
-        # Only existing tools: any other name could be anything that the model's server made up.
+        # Only existing tools, because a model's server could make up any other name.
         asked = {call.content["tool"] for call in calls}
         names = ", ".join(spec.name for spec in self._tools if spec.name in asked)
         named = f" ({names})" if names else ""
@@ -519,9 +519,9 @@ class Turn:
         await self.change(act)
 
     def closing(self, why: str, *, since: int = 0, resumes: bool = False) -> Act:
-        """Add the available results, and state for the other calls why they have none.
+        """Add the available results, and record why the other calls have none.
 
-        With `resumes` the calls that may be run again stay open: `run` does them first.
+        With `resumes`, the calls that may be run again stay open, because `run` does them first.
         """
 
         def act(session: Session) -> None:
@@ -555,7 +555,7 @@ class Turn:
     async def resize(self) -> None:
         """Do the work that an answer doesn't wait for, durably; same errors as `async_resize`.
 
-        This updates the memo, and resizes the history if the user has handlers for that.
+        This updates the memo and, if the user has handlers for it, resizes the history.
         """
         session, store = self.session, self._keeping.store
         read = partial(store.entries, session.id) if store else None
@@ -576,7 +576,7 @@ class Turn:
         if decision is None or decision.get("severity", least) >= least:
             await session.async_resize(read=read)
         if evicted := before - {entry.seq for entry in session.window}:
-            self._tell_trimmed(len(evicted))  # before the wait, in case of a request meanwhile
+            self._tell_trimmed(len(evicted))  # before the wait, in case of a request during it
         await self.change(_no_change)  # repeated later if another writer was first
 
     def _least_severity(self, session: Session) -> int:

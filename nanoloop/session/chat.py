@@ -31,9 +31,9 @@ _FORM = "form"
 """The metadata key that marks a message received as blocks."""
 _BLOCKS = "blocks"
 _EXTRA = "extra"
-"""The metadata key for a message's keys that entries have no field for."""
+"""The metadata key for those keys of a message for which entries have no field."""
 _APART = "apart"
-"""The metadata key of a call that starts a new message although the assistant has just spoken."""
+"""The metadata key of a call that starts a new message, although the assistant has just spoken."""
 _RAW = "arguments"
 """The metadata key for a call's arguments as the model wrote them, if JSON encodes them
 differently.
@@ -41,9 +41,9 @@ differently.
 WAITS_FOR = "waits_for"
 """The metadata key of a call that stays open; the value briefly says what the call waits for."""
 MOST_PARTS = 10_000
-"""The most lists and objects in one value; more would take so long that all chats wait."""
+"""The maximum number of lists and objects in one value; more would hold up all chats."""
 MOST_DEEP = 50
-"""The deepest nesting of lists and objects; a deeper one may exceed the recursion limit."""
+"""The maximum nesting of lists and objects; deeper nesting may exceed the recursion limit."""
 _IN_CHAT = {MESSAGE, TOOL_CALL, TOOL_RESULT}
 _KNOWN_KEYS = {"role", "content", "tool_calls", "tool_call_id"}
 
@@ -173,10 +173,10 @@ def tool_result_of_block(block: Mapping[str, Any], tool: str = "") -> Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSpan:
-    """The entries of one chat message; reasoning belongs to the message after it."""
+    """The entries of one chat message; reasoning belongs to the message that follows it."""
 
     message: dict[str, Any] | None
-    """None if reasoning or unknown entries at the end have no message after them."""
+    """None if reasoning or unknown entries at the end are not followed by a message."""
     entries: Sequence[Entry]
 
 
@@ -186,7 +186,7 @@ def messages_of(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def spans_of(entries: Sequence[Entry]) -> list[MessageSpan]:
-    """Group all entries by the chat message that they belong to."""
+    """Group all entries by the chat message to which they belong."""
     spans: list[MessageSpan] = []
     first = 0
     message: dict[str, Any] | None = None
@@ -387,7 +387,8 @@ def results_by_call(entries: Sequence[Entry]) -> dict[int, int]:
     """Map the index of each call that has a result to the index of the result.
 
     They are matched by call id. A result answers the newest call with its id, because some servers
-    restart their numbering each turn; a result without an id answers its tool's oldest open call.
+    restart their numbering in each turn; a result without an id answers its tool's oldest open
+    call.
     """
     open_calls: dict[int, Entry] = {}
     pairs: dict[int, int] = {}
@@ -412,7 +413,7 @@ def results_in_time(entries: Sequence[Entry]) -> dict[int, int]:
 
 
 def _steps(entries: Sequence[Entry]) -> list[int]:
-    """Return for each entry the number of the assistant message that it is part of or follows."""
+    """Return for each entry the number of the assistant message that it belongs to or follows."""
     steps: list[int] = []
     for index, entry in enumerate(entries):
         before = entries[index - 1] if index else None
@@ -436,7 +437,7 @@ def late_results(entries: Sequence[Entry]) -> dict[int, Entry | None]:
 
 
 def call_before(entries: Sequence[Entry], result: Entry) -> Entry | None:
-    """Return the call among these earlier entries that the result belongs to."""
+    """Return the call, among these earlier entries, to which the result belongs."""
     calls = {i: call for i, call in enumerate(entries) if call.type == TOOL_CALL}
     for call in results_by_call(entries):
         del calls[call]

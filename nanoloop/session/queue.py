@@ -18,15 +18,17 @@ MESSAGE_ID = "message_id"
 COMMAND = "command"
 """The origin of a command's entry, which waits like any other but is never logged."""
 STEERS, BURST, NOT_BEFORE = "steers", "burst", "not_before"
-"""The metadata keys for when a message is answered: whether it joins the current turn; within how
-many seconds other messages join it; the Unix time before which it must wait.
+"""The metadata keys for when a message is answered.
+
+They say whether it joins the current turn, within how many seconds other messages join it, and the
+Unix time before which it must wait.
 """
 
 AGAIN = "again"
 """The metadata key for the entry that a waiting message repeats and replaces."""
 
 NODE = "node"
-"""The metadata key for the process that received a waiting message and is to answer it."""
+"""The metadata key for the process that received a waiting message and is going to answer it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class PassOn:
-    """Pass a waiting message on to the session where the chat continues."""
+    """Pass a waiting message on to the session in which the chat continues."""
 
     session_id: str
 
@@ -116,20 +118,20 @@ FOLLOWS: Mapping[Stage, Mapping[Stage, str]] = {
 
 
 class Queue:
-    """A chat's messages waiting for their turn, and its answers not yet delivered."""
+    """A chat's messages waiting for their turn, and its answers that are not yet delivered."""
 
     __slots__ = ("senders", "unsent", "waiting")
 
     def __init__(self) -> None:
         self.waiting: tuple[Entry, ...] = ()
-        """The messages sent while an answer was being written, oldest first; not in the log yet."""
+        """The messages sent during an answer, oldest first; they are not in the log yet."""
         self.senders: Mapping[int, str] = {}
         """The process that sends an answer, if another process answers now."""
         self.unsent: tuple[int, ...] = ()
         """The numbers of answers that may not have arrived, oldest first."""
 
     def hold(self, entry: Entry) -> None:
-        """Queue a message until its turn."""
+        """Queue a message until its turn comes."""
         self.waiting = (*self.waiting, entry)
 
     def next(self, awaiting: int, sent: Container[int], moved: str) -> Next:
@@ -161,13 +163,13 @@ class Queue:
         self.senders = {seq: self.senders.get(seq, node) for seq in self.unsent}
 
     def owe(self, seq: int) -> None:
-        """Record that this answer must arrive, sent by the process that answers now."""
+        """Record that this answer is still to be delivered, by the process that answers now."""
         if seq not in self.unsent:  # otherwise it keeps its place
             self.unsent = (*self.unsent, seq)
         self._forget_sender(seq)
 
     def arrived(self, seq: int) -> bool:
-        """Record that this answer has arrived or has failed; return False if it wasn't pending."""
+        """Record that this answer was delivered or failed; return False if it wasn't pending."""
         was_owed = seq in self.unsent
         self.unsent = tuple(owed for owed in self.unsent if owed != seq)
         self._forget_sender(seq)
@@ -185,7 +187,7 @@ class Queue:
         return has_left
 
     def amend(self, message_id: str, text: str | None) -> bool:
-        """Change a waiting message's text, or delete it if None; return False if not found."""
+        """Change a waiting message's text, or delete the message if None; False if not found."""
         mine = {entry.id for entry in self.waiting if message_id_of(entry) == message_id}
         if text is None:
             self.waiting = tuple(entry for entry in self.waiting if entry.id not in mine)
@@ -213,7 +215,7 @@ def said_first(waiting: Iterable[Entry]) -> list[Entry]:
 
 
 def seconds_before(entry: Entry, waiting: Iterable[Entry], now: datetime) -> float:
-    """Return how long this message must wait; 0 if another sender's message waits too."""
+    """Return how long this message must wait; 0 if another sender's message is waiting too."""
     due = entry.metadata.get(NOT_BEFORE)
     if not isinstance(due, (int, float)) or now < entry.timestamp:  # the clock was set back
         return 0
@@ -228,7 +230,7 @@ def is_command_text(text: str) -> bool:
 
 
 def _asking(waiting: Entry, text: str) -> Entry:
-    """Return the message with a new text; it stops being a command if the text isn't one."""
+    """Return the message with a new text; it is no longer a command unless the text is one."""
     entry = reworded(waiting, text)
     if not is_for_loop(entry) or is_command_text(text):
         return entry
@@ -252,7 +254,7 @@ def without(entry: Entry, *names: str) -> Entry:
 
 
 def heard_by(entry: Entry, node: str) -> Entry:
-    """Return the entry, marked as received by this process, or unmarked for ""."""
+    """Return the entry marked as received by this process; for "", return it unmarked."""
     if hearer_of(entry) == node:
         return entry
     bare = without(entry, NODE)
@@ -298,8 +300,8 @@ def last_exchange(entries: Sequence[Entry]) -> list[Entry]:
 def asked_again(entry: Entry, known: Sequence[Entry]) -> Entry | None:
     """Return the message as a repeat of the newest known question, or None if there is none.
 
-    It replaces that question and inherits the attachments and quotes, and also the text if its own
-    is empty.
+    It replaces that question and inherits its attachments and quotes and, if it has no text of its
+    own, its text.
     """
     asked = next((e for e in reversed(known) if is_asked(e) and not is_for_loop(e)), None)
     if asked is None:

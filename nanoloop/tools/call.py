@@ -88,7 +88,7 @@ def calling(call: CurrentCall) -> Iterator[CurrentCall]:
 
 
 def call_of(call: Entry, *, claims: int) -> CurrentCall:
-    """Return the call in a log entry; `claims` is the session's present number of claims."""
+    """Return the call in a log entry; `claims` is the session's current number of claims."""
     claim = call.metadata.get(CLAIM)
     return CurrentCall(
         call=call.id,
@@ -113,7 +113,7 @@ def asked_by(call: CurrentCall, question: Entry) -> CurrentCall:
 
 
 class Outlet:
-    """Sends to the chat what a turn's tool calls say while they run."""
+    """Sends what a turn's tool calls say while they run to the chat."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -130,7 +130,7 @@ class Outlet:
 
         async def tell_all() -> None:
             async for text in told:
-                with suppress(Exception):  # a failing bus must not cost the turn
+                with suppress(Exception):  # a failing bus must not break the turn
                     await self._tell(text)
 
         with told:

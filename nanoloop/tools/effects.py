@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from nanoloop.attachments import Attachments
 
 UNKNOWN = "unknown"
-"""Metadata key for the result of an interrupted call, which may have taken effect."""
+"""The metadata key for the result of an interrupted call, which may have taken effect."""
 AGAIN = "again"
-"""Metadata key for the result of a failed call that may still have had an effect.
+"""The metadata key for the result of a failed call that may still have had an effect.
 
 The value has the call's id and its number of attempts, which an equal call takes over.
 """
 MOST_ATTEMPTS = 10
-"""The most starts of an interrupted call, since the call itself may end the process."""
+"""How often an interrupted call may be started, since the call itself may end the process."""
 _DONE = (
     "Already done: the same call, with the same arguments, succeeded earlier in this turn and was "
     "not run again. Its result was:\n"
@@ -51,7 +51,7 @@ _NOT_KNOWN = (
 
 
 class Effects:
-    """Runs one turn's tool calls, and knows which of them must not run again."""
+    """Runs one turn's tool calls, and keeps track of which must not run again."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class Effects:
             yield calls
 
     async def run(self, call: Entry) -> Entry:
-        """Return the call's result; if the same call was made before, return that call's result."""
+        """Return the call's result; if the same call was made before, return the earlier result."""
         tool, arguments = str(call.content.get("tool")), call.content.get("parameters")
         async with self._alone(tool, arguments):
             if first := self._first.get(_key(tool, arguments)):
@@ -218,7 +218,7 @@ class Effects:
             return replace(result, metadata={**result.metadata, APPROVED: approval.number})
 
     def _alone(self, tool: str, arguments: Any) -> AbstractAsyncContextManager[Any]:
-        """Return a lock that makes an equal call wait, if only one of the two may run."""
+        """Return a lock that makes an equal call wait, if only one of them may run."""
         if not self._runs_once(tool):
             return nullcontext()
         return self._running.setdefault(_key(tool, arguments), anyio.Lock())

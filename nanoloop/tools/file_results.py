@@ -25,9 +25,9 @@ MOST_FILES = 10
 """How many files one call may return."""
 NAME_CHARS = 120
 SENT = "send"
-"""The key that marks a tool's file as one to be sent with the turn's answer."""
+"""The key that marks a tool's file to be sent with the turn's answer."""
 files_here: ContextVar[tuple[Attachments, str] | None] = ContextVar("files of tools", default=None)
-"""Set by each turn: where its tools' files are stored, and for which session."""
+"""Where the turn's tools store their files, and for which session; set by each turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +45,22 @@ class FileResult:
     """A file that a tool returns: alone, in a list, or in a list with text.
 
     Give its bytes, or a path, which is read after the tool has returned. If a model or a person
-    chose the path, also give `beneath`, the folder that it must stay in.
+    chose the path, also give `beneath`, the folder that the path must not leave.
     """
 
     content: bytes | str | Path = field(repr=False)
     """The bytes, or the path of a file."""
     name: str = ""
-    """The name that people see; by default, the path's."""
+    """The name that people see; by default, that of the path."""
     mime_type: str = ""
-    """The MIME type; by default, it follows from the name."""
+    """The MIME type; by default, it is guessed from the name."""
     beneath: str | Path | None = None
-    """The folder that the path is relative to and must stay in; no link is followed there."""
+    """The folder that the path is relative to and must not leave; links in it are not followed."""
     send: bool = True
     """Whether to send the file with the answer even if the model doesn't name it there."""
 
     def __post_init__(self) -> None:
-        # Here, where the tool's author sees it.
+        # Here, so that the tool's author sees the error.
         if isinstance(self.content, bytes | bytearray | memoryview):
             object.__setattr__(self, "content", bytes(self.content))
         elif not isinstance(self.content, str | Path):
@@ -92,7 +92,7 @@ class FileResult:
 
 
 def parted(result: Any) -> tuple[Any, Sequence[FileResult]]:
-    """Return a tool's result without its files, and those files."""
+    """Return a tool's result without its files, and the files."""
     if isinstance(result, FileResult):
         return "", (result,)
     if not isinstance(result, list | tuple):
@@ -107,9 +107,9 @@ def parted(result: Any) -> tuple[Any, Sequence[FileResult]]:
 
 
 async def kept_results(files: Sequence[FileResult], *, session_id: str | None) -> KeptResults:
-    """Store these files for the session of the current turn; they are durable on return.
+    """Store these files for the current turn's session; they are durable on return.
 
-    If a file can't be stored, a sentence tells the model why; the call itself has succeeded.
+    If a file can't be stored, a sentence tells the model why; the call itself counts as successful.
     """
     told: list[str] = []
     facts: list[dict[str, Any]] = []
@@ -146,7 +146,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, FileRefused):
-        return f"it {error.why}"  # without the folders above it, which are nobody's business
+        return f"it {error.why}"  # without the folders above it, which are private
     if isinstance(error, OSError) and not isinstance(error, DiskRefused):
         return refusal(error)
     return str(error)

@@ -13,22 +13,22 @@ from nanoloop.tokens import tools_tokens
 
 FIND_TOOLS = "find_tools"
 MOST_FOUND = 8
-"""The most tools that one search returns."""
+"""The maximum number of tools that one search returns."""
 LONGEST_NAMES = 6_000
-"""How many characters the list of tool names may have."""
+"""The maximum length of the list of tool names, in characters."""
 LONGEST_WORDS = 200
 _FOUND = "You may call these now: "
 _WORD = re.compile(r"[^\W_]+")
 
 
 class Finder:
-    """The tool that finds others, which stay announced while the window shows its result."""
+    """The tool that finds others, which stay announced as long as its result is in the window."""
 
     effect: Effect = "reads"
 
     def __init__(self, later: Iterable[Tool]) -> None:
         self.later: Mapping[str, Tool] = {tool.spec.name: tool for tool in later}
-        """The tools to be found, by name, which may be called but are not announced in full."""
+        """The tools that can be found, by name; they may be called but aren't announced in full."""
         names = ", ".join(self.later)
         if len(names) > LONGEST_NAMES:
             names = f"{names[:LONGEST_NAMES].rpartition(', ')[0]}, …"
@@ -92,7 +92,7 @@ def _words_in(text: str) -> set[str]:
 def within_budget(
     tools: Sequence[Tool], groups: Iterable[Mapping[str, Tool]], *, tokens: int
 ) -> list[Tool]:
-    """Return these tools; groups that exceed the budget are replaced by a tool that finds them."""
+    """Return these tools, replacing groups that exceed the budget with a tool that finds them."""
     later: list[Tool] = []
     taken = {tool.spec.name for tool in tools}
     for group in groups:

@@ -40,7 +40,7 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 class FunctionTool(Generic[P, R]):
     """A function that the model may call, and that code can still call directly.
 
-    A function that blocks runs in a thread, at most `threads` calls at once.
+    If the function blocks, it runs in a thread, with at most `threads` calls at once.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FunctionTool(Generic[P, R]):
         self.function = function
         self.name = _checked_name(name or _name_of(function))
         self.timeout_seconds = timeout_seconds
-        """How long one call may take; None leaves it to the toolbox."""
+        """How long one call may take; None leaves this to the toolbox."""
         self.effect = _checked_effect(effect)
         """Either "reads" or "writes"; equal calls of a tool that writes run once per turn."""
         self.repeatable = repeatable
@@ -130,7 +130,7 @@ class FunctionTool(Generic[P, R]):
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    # The second look finds objects whose `__call__` is async.
+    # The second check finds objects whose `__call__` is async.
     return any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
 
 
@@ -292,11 +292,11 @@ def _rest_lines(lines: list[str]) -> Iterator[tuple[str, str]]:
 
 _ERRORS_TOLD = 5
 _DATA_KEYS = frozenset({"const", "default", "enum", "examples"})
-"""Keys of a schema whose values are the user's data, not schemas."""
+"""Keys of a schema whose values are the user's data rather than schemas."""
 
 
 class Arguments:
-    """A function's parameters. Building one imports pydantic, which takes a while."""
+    """A function's parameters. Creating the object imports pydantic, which takes a while."""
 
     def __init__(self, function: Callable[..., Any], texts: Mapping[str, str]) -> None:
         parameters = _parameters(function)
@@ -369,7 +369,8 @@ def _adapter(
     named = {n: one for n, one in parameters.items() if one.kind is not one.VAR_KEYWORD}
     fields = {name: _field(one, texts.get(name)) for name, one in named.items()}
     extra = ConfigDict(extra="forbid" if len(named) == len(parameters) else "allow")
-    # Made by a call because the fields are only known now; a type checker can't follow.
+    # Made by a call because the fields are only known at run time; a type checker can't follow
+    # this.
     shape = with_config(extra)(TypedDict("Arguments", fields))  # type: ignore[operator]
     try:
         return TypeAdapter(shape)
@@ -387,14 +388,14 @@ def _field(parameter: inspect.Parameter, text: str | None) -> Any:
         kind = Annotated[kind, Field(description=text)]
     if parameter.default is parameter.empty:
         return Required[kind]
-    # The function's own default applies; the model is only told of it.
+    # The function's own default applies; the model is only told about it.
     if isinstance(parameter.default, (str, int, float)):
         kind = Annotated[kind, Field(json_schema_extra={"default": parameter.default})]
     return NotRequired[kind]
 
 
 def _untitled(schema: Any) -> Any:
-    """Return the schema without the titles that only repeat names."""
+    """Return the schema without titles that only repeat names."""
     if isinstance(schema, list):
         return [_untitled(item) for item in schema]
     if not isinstance(schema, dict):

@@ -1,8 +1,8 @@
 """A user's own functions, which the settings name as `module:function`.
 
 The module is on Python's path or beside the settings file; a tool's module may also be a file in
-the data folder's `tools/`. A module whose file has changed is loaded again. If that fails, the
-previous module stays in use.
+the data folder's `tools/`. A module is loaded again when its file has changed. If that fails, the
+previous version stays in use.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ _OTHERS_WRITE, _OTHERS_ENTER = 0o022, 0o011
 _PREFIX = "nanoloop_tools_"
 """The prefix of those modules' names in `sys.modules`."""
 _OURS = re.compile(r" < (?:functions\.py:|<frozen importlib)")
-"""Matches the stack frames of an import, which follow the module's own frames."""
+"""Matches the stack frames of an import, which come after the module's own frames."""
 _stamps: dict[str, Stamp | None] = {}
-"""The stamp of each module's file when it was loaded, by the name in `sys.modules`."""
+"""The stamp that each module's file had when it was loaded, by the name in `sys.modules`."""
 
 
 def function_named(name: str, *, beside: Path | None = None, data: Path | None = None) -> Any:
     """Return the object that `module:function` names; raise `SettingsError`.
 
-    `beside` is the settings file that names it, and `data` the data folder, if its `tools/` counts.
+    `beside` is the settings file that names it, and `data` is the data folder, if its `tools/`
+    counts.
     """
     module, _, path = name.partition(":")
     own = None if data is None or "." in module else _of_data_folder(data / FOLDER, module)
@@ -114,7 +115,7 @@ def _as_it_is_now(module: str) -> ModuleType:
         return before
     if before is not None and before.__file__:
         del sys.modules[module]
-        # Python ignores an edit within the same second that keeps the size.
+        # Python doesn't notice an edit within the same second that keeps the file's size.
         with suppress(OSError, NotImplementedError):
             Path(cache_from_source(before.__file__)).unlink()
     try:
@@ -140,7 +141,7 @@ def _stamp(there: os.stat_result) -> Stamp:
 
 
 def _fails(module: str, error: BaseException) -> SettingsError:
-    """Say where loading fails, without the error's text, which may contain even a key."""
+    """Return where loading fails, without the error's text, which may even contain a key."""
     at = _OURS.split(place_of(error))[0]
     if isinstance(error, SyntaxError):
         at = f"{Path(error.filename or module).name}:{error.lineno}"
@@ -163,7 +164,7 @@ def called(found: Any, path: str) -> Callable[..., Any]:
     return function
 
 
-# A file in the data folder
+# Files in the data folder
 
 
 def _of_data_folder(folder: Path, name: str) -> ModuleType | None:

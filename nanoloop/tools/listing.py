@@ -25,7 +25,7 @@ LONGEST_SCHEMA = 20_000
 """How many characters of JSON a tool's schema may have."""
 LONGEST_OWN_NAME = 200
 LONGEST_NAME = 64
-"""The most characters in a tool name that model servers accept."""
+"""The maximum length of a tool's name that model servers accept."""
 MOST_ARGUMENTS = 20
 LONGEST_LINE = 100
 """How many characters of a prompt's description are shown."""
@@ -35,7 +35,7 @@ _NO_GLOB = re.compile(r"[^A-Za-z0-9_*?\[\]!-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedTool:
-    """A tool as its server describes it, bounded."""
+    """A tool as its server describes it, within limits."""
 
     name: str
     """The server's own name for the tool."""
@@ -46,7 +46,7 @@ class ListedTool:
 
     @property
     def digest(self) -> str:
-        """A digest of what the model sees of the tool, and of what decides how it is called."""
+        """A digest of what the model sees of the tool and of what decides how it is called."""
         return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
@@ -86,7 +86,7 @@ class Listing:
 def listed_tool(
     name: str, description: str, parameters: Mapping[str, Any], *, reads: bool, idempotent: bool
 ) -> ListedTool:
-    """Return a tool from its server's description; raise ValueError if it can't be used."""
+    """Return a tool made from its server's description; raise ValueError if it can't be used."""
     if len(name) > LONGEST_OWN_NAME:
         raise ValueError(f"its name has {len(name):,} characters, more than {LONGEST_OWN_NAME}")
     if parameters.get("type") != "object":
@@ -147,7 +147,7 @@ def prompt_command(server: str, prompt: str) -> str:
 
 
 def name_for_model(server: str, tool: str) -> str:
-    """Return `server__tool` as model servers accept it; a long name is cut, but stays distinct."""
+    """Return `server__tool` in a form that model servers accept; shorten long names distinctly."""
     name = f"{server}__{_ODD.sub('_', tool).strip('_') or 'tool'}"
     if len(name) > LONGEST_NAME:
         mark = sha256(tool.encode()).hexdigest()[:6]
@@ -219,7 +219,7 @@ class Accepted:
         except OSError as error:
             raise SettingsError(f"{self._file} can't be read: {refusal(error)}") from None
         except (ValueError, TypeError, KeyError, AttributeError):
-            # Not as if nothing were accepted: a changed tool would then be a new one.
+            # Not as if nothing were accepted, because a changed tool would then count as new.
             raise SettingsError(
                 f"{self._file} is damaged: look at what each server offers with `nanoloop tools`, "
                 "then remove the file"

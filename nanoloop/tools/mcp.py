@@ -73,7 +73,7 @@ _NAME_CHARS = 100
 """How much of an unusable tool's name is shown."""
 _LINE_CHARS = 300
 _GONE = "Session terminated"
-"""The client's error message if a server no longer knows our session."""
+"""The client's error message when a server no longer knows our session."""
 DECLINED = (
     "[The server asked the user something meanwhile. nanoloop can't pass such questions on yet: "
     "nobody saw it, and it was declined.]"
@@ -91,7 +91,7 @@ class ServerConnection:
         self.heard = 0
         """How many messages the server has sent."""
         self.why_gone = ""
-        """Why the connection can no longer be used; empty while it can."""
+        """Why the connection can no longer be used; empty while it can be used."""
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         """The last lines that the server's program wrote to standard error, for the operator."""
         self.place = place
@@ -116,12 +116,12 @@ class ServerConnection:
         return not self.why_gone
 
     def end(self, why: str) -> None:
-        """Mark the connection as gone, so that the server's task makes another one."""
+        """Mark the connection as gone, so that the server's task makes a new one."""
         self.why_gone = self.why_gone or why
         self._news.set()
 
     async def tools(self) -> Listing:
-        """List the tools that can be used, and those that can't."""
+        """List the tools that can be used and those that can't."""
         client = self._able()
         self.left_out = {}
         found: list[wire.Tool] = []
@@ -190,7 +190,7 @@ class ServerConnection:
         return [text, *files] if files else text
 
     async def read(self, uri: str) -> Any:
-        """Read one of the server's resources; same errors as `call`."""
+        """Read one of the server's resources; raise the same errors as `call`."""
         try:
             result = await (await self._ready()).read_resource(uri)
         except MCPError as error:
@@ -239,7 +239,7 @@ class ServerConnection:
     # For `connected`
 
     def sift(self, message: SessionMessage) -> SessionMessage:
-        """Remove from a message any tools that would make the whole list unreadable."""
+        """Remove any tools from a message that would make the whole list unreadable."""
         self.heard += 1
         body = message.message
         result = getattr(body, "result", None)
@@ -254,8 +254,9 @@ class ServerConnection:
             name = tool.get("name") if isinstance(tool, dict) else None
             name = visible(name)[:_NAME_CHARS] if isinstance(name, str) else "a tool without a name"
             try:
-                # Checked by itself: one bad tool must not hide the others. Results are not checked
-                # against its output schema: what was done can't be undone by refusing to read it.
+                # Checked separately, so that one bad tool doesn't hide the others. Results are not
+                # checked against its output schema: what was done can't be undone by refusing to
+                # read it.
                 alone = {key: value for key, value in tool.items() if key != "outputSchema"}
                 wire.Tool.model_validate(alone, by_name=False)
                 methods.validate_server_result("tools/list", which, {**result, "tools": [alone]})
@@ -279,14 +280,15 @@ class ServerConnection:
         self, context: ClientRequestContext, params: wire.ElicitRequestParams
     ) -> wire.ElicitResult:
         """Decline a question for the user, because there is no way to ask it yet."""
-        del context, params  # its words are for people, and none of them sees them
+        del context, params  # its text is for people, and none of them sees it
         self._asked += 1
         return wire.ElicitResult(action="decline")
 
     async def use(self, client: Client) -> None:
         """Accept calls, and listen for changes, until cancelled."""
         self._client = client
-        # By the newer protocol they are told only to those that ask, and not every server can.
+        # In the newer protocol, only clients that ask are told of changes, and not every server
+        # supports that.
         with suppress(Exception):
             async with client.listen(tools_list_changed=True, prompts_list_changed=True) as changes:
                 async for _ in changes:
@@ -303,7 +305,7 @@ class ServerConnection:
 async def connected(connection: ServerConnection) -> AsyncIterator[None]:
     """Connect to the server; enter and leave this context in the same task.
 
-    Any exception may be raised, even a group with cancellations; `why` explains it.
+    Any exception may be raised, even a group that contains cancellations; `why` explains it.
     """
     place = connection.place
     transport = _program(place, connection) if place.command else _http(place, connection)
@@ -404,10 +406,10 @@ async def _read_lines(
 ) -> None:
     assert process.stdout is not None  # noqa: S101 - it is a pipe
     with incoming:
-        # Its end is told before the calls hear of it, which is when `incoming` is closed.
+        # The end is announced before `incoming` is closed, which is when the calls find out.
         try:
             async for line in _lines(process.stdout):
-                with suppress(ValueError):  # a line of its log, say
+                with suppress(ValueError):  # for example, a line of its log
                     message = wire.jsonrpc_message_adapter.validate_json(line, by_name=False)
                     await incoming.send(connection.sift(SessionMessage(message)))
         except ServerGone as gone:
@@ -415,7 +417,7 @@ async def _read_lines(
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # it was us
         else:
-            await has_ended(process)  # soon behind its output
+            await has_ended(process)  # soon after its output ended
             connection.end(f"its program {how_it_ended(process.returncode)}")
 
 
@@ -441,7 +443,8 @@ async def _write_lines(
     with outgoing:
         async for message in outgoing:
             line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-            # If it has ended, its output says so too, and then it is known how.
+            # If the program has ended, its output shows that too, and then it is known how it
+            # ended.
             with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await process.stdin.send(f"{line}\n".encode())
 
@@ -498,7 +501,7 @@ async def _http(place: ToolServerPlace, connection: ServerConnection) -> AsyncGe
 
 
 class _Bounded(httpx2.AsyncBaseTransport):
-    """Limits responses to `MOST_BYTES`, and refuses compressed ones, whose size has no limit."""
+    """Limits responses to `MOST_BYTES`, and rejects compressed ones, whose size has no limit."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
         self._inner = inner
@@ -509,7 +512,7 @@ class _Bounded(httpx2.AsyncBaseTransport):
             await response.aclose()
             raise ServerGone("it compresses its answers, which was not requested")
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
-            # Events have a limit each, and no end.
+            # Each event has a limit, but the stream has no end.
             response.stream = _Counted(response.stream)  # type: ignore[arg-type] # an async one
         return response
 

@@ -1,4 +1,4 @@
-"""The tool that reads more of a session's long files, offered if there are any."""
+"""The tool that reads more of a session's long files, which is offered if there are any."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ID = re.compile(r"[0-9a-f]{8,40}")
 
 
 class AttachmentReader:
-    """Reads the rest of files of which the model has seen only the beginning."""
+    """Reads the rest of files of which the model has only seen the beginning."""
 
     effect: Effect = "reads"
     spec = ToolSpec(
@@ -107,7 +107,7 @@ def _page(text: str, start: int) -> str:
 
 
 def _places(text: str, words: str, start: int) -> str:
-    """Return the places with this phrase, or with any of its words if the phrase is not found."""
+    """Return the places with this phrase; if there are none, those with any of its words."""
     each = [re.escape(word) for word in words.split()]
     found = _found(r"\s+".join(each), text, start) or _found("|".join(each), text, start)
     if not found:

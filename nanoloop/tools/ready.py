@@ -23,7 +23,7 @@ Number = int | float
 
 _LONGEST_TEXT = 500
 _MOST_BITS = 10_000
-"""Integers beyond this (about 3,000 digits) are refused before they are computed."""
+"""Integers beyond this limit (about 3,000 digits) are rejected before they are computed."""
 _MOST_FACTORIAL = 1_000
 _MOST_PLACES = 300
 
@@ -122,7 +122,7 @@ def _bounded(value: Any) -> Number:
 
 
 def _shown(value: Number) -> str:
-    """Return a float with only its reliable digits: 0.1 + 0.2 is 0.3."""
+    """Return a float with only its reliable digits, so that 0.1 + 0.2 is 0.3."""
     return str(value) if isinstance(value, int) else f"{value:.15g}"
 
 
@@ -176,7 +176,7 @@ def clock(zone: str = "UTC") -> str:
 
 def _zone(name: str) -> tzinfo:
     if name.upper() == "UTC":
-        return timezone.utc  # also where the system has no zone files
+        return timezone.utc  # works on systems without zone files too
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
@@ -192,7 +192,7 @@ def _unknown(name: str) -> str:
 
 NAME = "recall"
 MOST = 20
-"""The most hits that one call returns."""
+"""The maximum number of hits that one call returns."""
 
 
 def make_recall_tool(

@@ -71,7 +71,7 @@ class Results:
         return any(True for _ in self._kept())
 
     def _kept(self) -> Iterator[Entry]:
-        """Yield the window's results that are stored whole, newest first."""
+        """Yield those results in the window that are stored whole, newest first."""
         for entry in reversed(self._session.window):
             if entry.type == TOOL_RESULT and WHOLE in entry.metadata:
                 yield entry
@@ -157,7 +157,7 @@ def _page(text: str, start: int, wanted: str) -> str:
 
 
 def _places(text: str, words: str, start: int) -> str:
-    """Return the matches of the whole phrase or, if there are none, of any of its words."""
+    """Return the matches of the whole phrase; if there are none, those of any of its words."""
     each = [re.escape(word) for word in words.split()]
     found = _found(r"\s+".join(each), text, start) or _found("|".join(each), text, start)
     if not found:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 READ_RESOURCE = "read_resource"
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 60.0
 USEFUL_SECONDS = 10.0
-"""After a connection that lasted this long, or served a call, the server is restarted at once."""
+"""A server is restarted at once if its connection lasted this long, or served a call."""
 LOOK_SECONDS = 2.0
 """How often to check whether withheld tools have been accepted, or somebody has logged in."""
 _NAMES = 10
@@ -60,7 +60,7 @@ class ToolServerStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolServerFailed(Event):
-    """A tool server can't be reached; nanoloop retries. Its tools fail with this reason."""
+    """A tool server can't be reached; nanoloop keeps trying. Its tools fail with this reason."""
 
     level: ClassVar = "warning"
     server: str
@@ -69,7 +69,7 @@ class ToolServerFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolsLeftOut(Event):
-    """Some of a server's tools can't be used, such as one without a proper schema."""
+    """Some of a server's tools can't be used, for example because they lack a proper schema."""
 
     level: ClassVar = "warning"
     server: str
@@ -103,7 +103,7 @@ class ToolServerPlace:
     env: tuple[str, ...] = ()
     """Environment variables that the server's program gets in addition to the usual ones."""
     tools: tuple[str, ...] | None = None
-    """Which of the server's tools to use, as names and globs, like an agent's list; None: all."""
+    """Which of the server's tools to use: names and globs, as in an agent's list; None for all."""
     timeout_seconds: float = 60.0
     """How long the server may take to start, and to answer a call."""
 
@@ -169,7 +169,7 @@ class ResourceTool:
 
 
 class ToolServer:
-    """A tool server, whose connections are entered and left only by the task in `run`."""
+    """A tool server; only the task in `run` enters and leaves its connections."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class ToolServer:
         """Create the server; `changed` is called when its tools have changed."""
         self.place = place
         self.name = place.name
-        self.tool_seconds = place.timeout_seconds + FIRST_PAUSE_SECONDS  # it says more itself
+        self.tool_seconds = place.timeout_seconds + FIRST_PAUSE_SECONDS  # its exceptions say more
         self.tools: dict[str, ServerTool | ResourceTool] = {}
         """The tools that models are told about, by the names that models see."""
         self.prompts: dict[str, ServerPrompt] = {}
@@ -191,7 +191,7 @@ class ToolServer:
         """What the operator has yet to accept, by the server's names; `prompt …` is a prompt."""
         self.left_out: Mapping[str, str] = {}
         self.reason = ""
-        """Why the server can't be used now; empty while it can, or while a connection is tried."""
+        """Why the server can't be used now; empty if it can be, or while a connection is tried."""
         self.last_lines: Sequence[str] = ()
         """The last lines that the server's program wrote to standard error, for the operator."""
         self._scope: anyio.CancelScope | None = None
@@ -242,7 +242,7 @@ class ToolServer:
             yield f"  to accept them: nanoloop tools accept {self.name}"
 
     async def settled(self) -> None:
-        """Wait until the server is connected, or could not be reached."""
+        """Wait until the server is connected or could not be reached."""
         while self.state == "starting":
             await self._news.wait()
 
@@ -251,9 +251,9 @@ class ToolServer:
     async def use(
         self, act: Callable[[ServerConnection], Awaitable[Any]], *, may_repeat: bool
     ) -> Any:
-        """Wait for the connection, then run this work with it.
+        """Wait for the connection, then do this work with it.
 
-        Raise `ToolError`, or `ServerGone` if the work may be done and can't be repeated.
+        Raise `ToolError`, or `ServerGone` if the work may have been done and can't be repeated.
         """
         connection, heard = None, 0
         seconds = self.place.timeout_seconds
@@ -334,7 +334,7 @@ class ToolServer:
     async def _try(self) -> str:
         """Use one connection until it ends; return why it ended."""
         try:
-            # It takes half a second to load.
+            # Importing it takes half a second.
             mcp: Any = await run_sync(import_module, "nanoloop.tools.mcp")
         except Exception as error:  # noqa: BLE001 - whatever a package does when it is loaded
             return f"the mcp package can't be loaded ({type(error).__name__})"
@@ -345,8 +345,8 @@ class ToolServer:
                     await self._serve(connection, limit)
         except TimeoutError:
             return f"it did not answer within {self.place.timeout_seconds:g} s"
-        # Groups of errors come with cancellations of the client's own in them; one server's bug
-        # must not end the daemon.
+        # Groups of errors also contain the client's own cancellations, and one server's bug must
+        # not end the daemon.
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001
             return str(mcp.why(error, connection))
         finally:
@@ -486,7 +486,7 @@ class ToolServers:
         ]
 
     def set_places(self, places: Sequence[ToolServerPlace]) -> None:
-        """Use these servers from now on; one whose place is unchanged keeps its connection."""
+        """Use these servers from now on; a server whose place is unchanged keeps its connection."""
         before = self._by_name
         self._by_name = {
             place.name: before[place.name]

@@ -1,4 +1,4 @@
-"""Run blocking functions in threads, so that a hung function doesn't block the others."""
+"""Run blocking functions in threads, so that a function that hangs doesn't block the others."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class _Work:
     done: anyio.Event = field(default_factory=anyio.Event)
 
     def finish(self) -> None:
-        """Give the place back, in the event loop, once the thread has really ended."""
+        """Return the place, in the event loop, once the thread has really ended."""
         self.places.left_behind -= self.abandoned
         self.places.limiter.release_on_behalf_of(self)
         self.done.set()
 
 
 class Threads:
-    """Runs at most `limit` calls at once. An abandoned call keeps its place until it ends.
+    """Runs at most `limit` calls at once; an abandoned call keeps its place until it ends.
 
-    The threads are daemons, unlike anyio's, so that a hung one lets the process end.
+    Unlike anyio's, the threads are daemons, so that the process can end even if one hangs.
     """
 
     def __init__(self, limit: int) -> None:
@@ -53,7 +53,7 @@ class Threads:
         self._per_loop: RunVar[_Places] = RunVar("places")
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """Run the function in a thread; raise its error, or `ToolError` if all places hang."""
+        """Run the function in a thread; raise its error, or `ToolError` if all places are stuck."""
         places = self._places()
         if places.left_behind >= self._limit:
             raise ToolError(
@@ -98,5 +98,5 @@ def _run(body: Callable[..., Any], work: _Work, token: EventLoopToken) -> None:
         work.result = body(work.function)
     except BaseException as error:  # noqa: BLE001 - it is raised again where it was asked for
         work.error = error
-    with suppress(RuntimeError):  # the loop has closed: nobody waits any more
+    with suppress(RuntimeError):  # the loop has closed, so nobody is waiting any more
         run_sync(work.finish, token=token)

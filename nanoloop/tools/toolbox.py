@@ -44,7 +44,7 @@ from nanoloop.tools.results import clipped
 from nanoloop.words import nearest
 
 here: ContextVar[Session] = ContextVar("session of the turn that is going on")
-"""The running turn's session, which each turn sets for its tools."""
+"""The current turn's session, which each turn sets for its tools."""
 
 _NEAR = 20
 """How many characters are shown on each side of an error in JSON."""
@@ -72,7 +72,7 @@ class ToolSource:
 def chosen(wanted: Sequence[str], names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the names that an agent's list chooses, and the entries that match nothing.
 
-    Entries apply in order: each adds the names it matches or, if it begins with `!`, removes
+    Entries apply in order: each adds the names that it matches or, if it begins with `!`, removes
     them. A list that starts with an exclusion starts with all names.
     """
     picked = dict.fromkeys(names if wanted and wanted[0].startswith("!") else ())
@@ -109,17 +109,17 @@ class ToolOutcome:
     whole: str = ""
     """The whole result, if the model sees only its head and tail."""
     chars: int = 0
-    """How many characters of the result the model sees at most."""
+    """The maximum number of characters of the result that the model sees."""
     is_refused: bool = False
     """True if nothing was done, because the tool or its argument check refused."""
     is_unsure: bool = False
-    """True if the call failed, but what it sent may still take effect."""
+    """True if the call failed, but something it sent may still take effect."""
     is_unknown: bool = False
-    """True if the call was interrupted, and not even its tool can tell if it took effect."""
+    """True if the call was interrupted, and not even its tool can tell whether it took effect."""
 
 
 class Toolbox:
-    """Runs the tools that the model calls. Plain functions given to it are made into tools."""
+    """Runs the tools that the model calls. Plain functions are converted to tools."""
 
     def __init__(
         self,
@@ -141,11 +141,11 @@ class Toolbox:
         self._tools |= {name: (tool.spec, tool) for name, tool in later.items()}
 
     def found(self, window: Sequence[Entry]) -> Sequence[ToolSpec]:
-        """The specs of tools that the model has found in this window, and therefore gets too."""
+        """The specs of tools that the model has found in this window, which it gets too."""
         return () if self._finder is None else self._finder.loaded(window)
 
     def plus(self, tool: Tool) -> Toolbox:
-        """Return a toolbox with this tool added, unless it has a tool of that name."""
+        """Return a toolbox with this tool added, unless it has a tool with that name."""
         if tool.spec.name in self._tools:
             return self
         tools = [*(known for _, known in self._tools.values()), tool]
@@ -206,7 +206,7 @@ class Toolbox:
     async def settle(self, call: ToolCall, call_id: str) -> ToolOutcome:
         """Find out, without running it, whether the call with this id of ours took effect.
 
-        The outcome is `is_refused` if nothing was done.
+        If nothing was done, the outcome has `is_refused` set.
         """
         return await self._outcome(_Run(call=call, settles=call_id, error=NOT_SETTLED))
 
@@ -382,7 +382,7 @@ def as_text(result: Any) -> str:
         return result
     try:
         return json.dumps(result, ensure_ascii=False, default=_plain)
-    except (TypeError, ValueError):  # odd keys, or a circle
+    except (TypeError, ValueError):  # odd keys, or a circular reference
         return str(result)
 
 

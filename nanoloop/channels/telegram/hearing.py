@@ -223,8 +223,8 @@ def _file(found: Any, kind: Kind, usual: str) -> File:
 class Moves:
     """Maps the old and new ids of groups, in a file if one is given.
 
-    A supergroup numbers its messages from 1 again, so the message ids used here include the
-    chat's id, which tells them apart from older ones.
+    A supergroup numbers its messages from 1 again, so the message ids used here include the chat's
+    id, which tells new messages apart from older ones.
     """
 
     def __init__(self, file: Path | None = None) -> None:

@@ -36,7 +36,7 @@ LIMITS = Limits(
     text=4096,
     size=utf16,
     edit_seconds=1.0,
-    group_edit_seconds=4.0,  # 20 messages a minute are allowed, some of which complete answers need
+    group_edit_seconds=4.0,  # 20 messages a minute are allowed; complete answers need some
     typing_seconds=5.0,
     file_bytes=20_000_000,
     caption=1024,
@@ -63,7 +63,10 @@ class TelegramPlatform:
         webhook: Webhook | None = None,
         moves: Moves | None = None,
     ) -> None:
-        """Without a webhook, the bot polls. `api` may be the URL of your own Bot API server."""
+        """Create the bot; without a webhook, it polls.
+
+        `api` may be the URL of your own Bot API server.
+        """
         self.limits = LIMITS
         self._moves = moves or Moves()
         request = TelegramRequest()

@@ -61,8 +61,8 @@ class Polling:
             return
         with explained():
             # Only once: Telegram sends nothing while a webhook is set, so an old one is removed. A
-            # webhook set later belongs to another program, and the two would take the bot from each
-            # other forever.
+            # webhook that is set later belongs to another program, and the two would take the bot
+            # from each other forever.
             await bot.delete_webhook()
         self._has_begun = True
 

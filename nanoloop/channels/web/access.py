@@ -44,7 +44,7 @@ class WebAccess:
         requests_per_minute: int,
         proxies: TrustedProxies,
     ) -> None:
-        """`cookie` is the name of this server's cookie; pages from `origins` may call the API."""
+        """Create it; `cookie` names this server's cookie; pages from `origins` may call the API."""
         self.callers = callers
         self.logins = logins
         self.cookie = cookie
@@ -311,7 +311,7 @@ class Callers:
         is_open: bool = False,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """With `is_open`, everyone may call without a token."""
+        """Create the object; with `is_open`, everyone may call without a token."""
         self._by_digest = [(_digest(token.secret), token) for token in tokens]
         self.is_open = is_open
         self.where = ""

@@ -110,9 +110,9 @@ class WebChannel:
         token_file: Path | None = None,
         limits: WebLimits | None = None,
     ) -> None:
-        """Without `tokens`, a token is generated at startup and stored in `token_file`.
+        """Create the channel; without `tokens`, it generates one at startup, in `token_file`.
 
-        Without either, everyone is let in. Raises `SettingsError` for public access without a
+        Without either, everyone has access. Raise `SettingsError` for public access without a
         token.
         """
         self._address = address or WebAddress()
@@ -175,7 +175,7 @@ class WebChannel:
         return self._token_file
 
     def callers_text(self) -> str:
-        """Describe who is let in, for `nanoloop doctor`; raises `SettingsError` like `link`."""
+        """Describe who has access, for `nanoloop doctor`; raises `SettingsError` like `link`."""
         if self._token_file is not None:
             known_token(self._token_file)
         if self.backend.access.callers.is_open:
@@ -571,7 +571,7 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, *, hosts: Container[str] | None, incidents: Incidents) -> None:
-        """Without `hosts`, every host name is accepted."""
+        """Create the application; without `hosts`, it accepts every host name."""
         self._app = app
         self._hosts = hosts
         self._incidents = incidents
@@ -605,7 +605,7 @@ class Guard:
         if is_ours or scope["path"] in _OPEN:
             await self._app(scope, receive, send)
         else:
-            # Otherwise a page on a host name made to point here could read everything.
+            # Otherwise, a page on a host name that points here could read everything.
             sentence = "not a host name of this server: add it to channels.web.hosts"
             await error_response(421, sentence)(scope, receive, send)
 

@@ -374,7 +374,7 @@ class FeedCursor:
     def __init__(
         self, feed: Feed, *, after: int | None = None, sees: Callable[[str], bool] | None = None
     ) -> None:
-        """Start after the event with id `after`, if given; text streamed before now is skipped."""
+        """Start after the event with id `after`, if given; skip text that was already streamed."""
         self.feed = feed
         self.has_gap = after is not None and not feed.has_since(after)
         self._after = feed.last if after is None or self.has_gap else after
@@ -507,9 +507,10 @@ class EventStream:
         owner: str,
         login: str,
     ) -> None:
-        """`first` is sent before anything new; raises `Refusal` if too many streams are open.
+        """Create the response; `first` is sent before anything new.
 
-        The stream ends when the reader's `login` does.
+        Raise `Refusal` if too many streams are open. The stream ends when the reader's `login`
+        does.
         """
         self._streams = streams
         self._watched = watched

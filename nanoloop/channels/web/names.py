@@ -93,7 +93,7 @@ class MessageNames:
     def __init__(
         self, secret: Callable[[], bytes], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`secret` is the key for digests of bodies, so that ids in the store don't reveal them."""
+        """Create the object; `secret` is the key for the digests of bodies in stored ids."""
         self._secret = cache(secret)
         self._clock = clock
         self._of: dict[str, BoundedDict[str, MessageName]] = {}

@@ -58,7 +58,10 @@ class SharedAnswer:
         headers: Mapping[str, str],
         grace_seconds: float | None,
     ) -> None:
-        """Without a client for the grace period, the question is abandoned; None means never."""
+        """Create the answer; without a client for the grace period, the question is abandoned.
+
+        A grace period of None means never.
+        """
         self.form = form
         self.headers = dict(headers)
         self.pieces: list[str] = []
@@ -180,7 +183,7 @@ class CompletionResponse:
     def __init__(
         self, answer: SharedAnswer, *, streams: OpenStreams, owner: str, headers: Mapping[str, str]
     ) -> None:
-        """Raises `Refusal` if too many streams are open."""
+        """Create the response; raises `Refusal` if too many streams are open."""
         self._answer = answer
         self._streams = streams
         self._headers = {**answer.headers, **headers}
@@ -322,7 +325,7 @@ class CompletionForm:
         }
         if calls:
             message["tool_calls"] = calls
-        if parts := completion.parts:  # beside the text: clients know that as a string only
+        if parts := completion.parts:  # beside the text: clients accept that only as a string
             message["content_parts"] = parts
         choice = {"index": 0, "message": message, "logprobs": None}
         return {

@@ -295,7 +295,7 @@ class StatelessQuestion:
         waits: AbstractAsyncContextManager[None],
         sentences: Sentences,
     ) -> None:
-        """The turn runs within `waits`, which lets owners take turns."""
+        """Create the turn; it runs within `waits`, which serves owners in rotation."""
         self._asked = asked
         self._agent = agent
         self._provider = provider
