@@ -299,7 +299,8 @@ def _set_at(settings: Settings, key: str, text: str) -> Problem:
 
 TOOLS: Mapping[str, Tool] = {"clock": clock, "calculator": calculator}
 BUILT_IN = "built in"
-"""The name under which the built-in tools are listed as a source."""
+PACKAGES = "packages"
+"""The names under which built-in tools and those of packages are listed as a source."""
 
 
 def make_tools(
@@ -307,11 +308,12 @@ def make_tools(
 ) -> Sequence[ToolSource]:
     """Create the tools that agents can choose from, by source; raise `SettingsError`."""
     ours = TOOLS if recall is None else {**TOOLS, "recall": make_recall_tool(recall)}
-    functions = _functions(settings, taken={*ours, *settings.tools.of_plugins})
+    packages = _packages(settings, settings.tools.of_plugins)
+    functions = _functions(settings, taken={*ours, *settings.tools.of_plugins, *packages})
     return (
         ToolSource(name=BUILT_IN, tools=ours),
         ToolSource(name="functions", tools=functions),
-        ToolSource(name="packages", tools=_packages(settings, settings.tools.of_plugins)),
+        ToolSource(name=PACKAGES, tools=packages),
         *(servers.sources if servers else ()),
     )
 
@@ -332,19 +334,49 @@ def _functions(settings: Settings, *, taken: Collection[str]) -> Mapping[str, To
 
 
 def _packages(settings: Settings, names: Iterable[str]) -> Mapping[str, Tool]:
-    """Create the tools of other packages with their settings."""
-    return {name: _installed(settings, name) for name in names}
+    """Create the tools of these plugins, which are off by default, with their settings."""
+    return {each: tool for name in names for each, tool in _installed(settings, name).items()}
 
 
-def _installed(settings: Settings, name: str) -> Tool:
-    made: Any = plugins.load("tools", name).make(settings.tools.of(name))
+def _installed(settings: Settings, name: str) -> Mapping[str, Tool]:
+    own = settings.tools.of(name)
+    _check_folder(settings, name, own)
     try:
-        tool: Tool = made if isinstance(made, Tool) else as_tool(made)
+        made: Any = plugins.load("tools", name).make(own)
+    except SettingsError as error:
+        raise _of_plugin(settings, name, str(error)) from error
+    try:
+        if isinstance(made, list | tuple):
+            return {tool.spec.name: tool for tool in map(_as_tool, made)}
+        tool = _as_tool(made)
         _ = tool.spec
     except (TypeError, ValueError) as error:
-        text = f"the tool {name!r} can't be used: {error}"
-        raise InvalidSettings([_set_at(settings, f"tools.{name}", text)]) from error
-    return tool
+        raise _of_plugin(settings, name, f"the tool {name!r} can't be used: {error}") from error
+    return {name: tool}
+
+
+def _as_tool(made: Any) -> Tool:
+    return made if isinstance(made, Tool) else as_tool(made)
+
+
+def _of_plugin(settings: Settings, name: str, text: str) -> InvalidSettings:
+    """Locate a problem of a tool's settings: with the setting that the text begins with, if any."""
+    key = text.partition(" ")[0]
+    is_own = key.startswith(f"tools.{name}.") and settings.origin(key).kind != "default"
+    return InvalidSettings([_set_at(settings, key if is_own else f"tools.{name}", text)])
+
+
+def _check_folder(settings: Settings, name: str, own: Any) -> None:
+    """Raise `InvalidSettings` if a tool's folder would give the model our data or settings."""
+    folder = getattr(own, "folder", None)
+    if not isinstance(folder, Path):
+        return
+    there, data = folder.resolve(), settings.data.resolve()
+    for place in (data, *(file.resolve() for file in settings.files)):
+        if place.is_relative_to(there) or there.is_relative_to(data):
+            key = f"tools.{name}.folder"
+            text = f"{key} is {shown(folder)}, but {place} would be in reach: choose another folder"
+            raise InvalidSettings([_set_at(settings, key, text)])
 
 
 def server_places(settings: Settings) -> list[ToolServerPlace]:
@@ -477,13 +509,21 @@ def _tools_of(
     known = {name: tool for source in sources for name, tool in source.tools.items()}
     more = {each.removeprefix("!") for each in own.tools} - known.keys()
     more = {each for each in more if plugins.is_installed("tools", each)}
-    known |= _packages(settings, sorted(more))
-    names, lost = chosen(own.tools, list(known))
+    known |= _packages(settings, sorted(more - settings.tools.of_plugins.keys()))
+    groups = {name.partition("__")[0] for name in known} | settings.tools.servers.keys()
+    wanted = [f"{each}__*" if _is_group(each, groups, known) else each for each in own.tools]
+    names, lost = chosen(wanted, list(known))
     lost = [entry for entry in lost if not _is_of_a_server(settings, entry)]
     if lost:
         key = f"agents.{agent}.tools"
         raise InvalidSettings([_no_tool(settings, key, each, list(known)) for each in lost])
     return [known[name] for name in names]
+
+
+def _is_group(entry: str, groups: Collection[str], known: Collection[str]) -> bool:
+    """Return True if an entry names a server or a built-in tool that brings several."""
+    name = entry.removeprefix("!")
+    return name in groups and name not in known
 
 
 def _is_of_a_server(settings: Settings, entry: str) -> bool:
@@ -511,6 +551,9 @@ def _no_tool(settings: Settings, key: str, entry: str, known: Sequence[str]) -> 
     is_glob = any(sign in name for sign in "*?[")
     lacks = "but no tool matches that" if is_glob else "but there is no such tool"
     advice = there if is_glob else did_you_mean(name, known, there)
+    group, mark, _ = name.partition("__")
+    if mark and group in plugins.OURS["tools"] and group not in settings.tools.of_plugins:
+        advice = f"add [tools.{group}] to the settings"
     return _set_at(settings, key, f"{key} has {entry!r}, {lacks}: {advice}")
 
 

@@ -36,6 +36,10 @@ MORE = {
     '[tools.servers.two]\ncommand = ["a"]\nurl = "http://a"\n'
     '[tools.servers.keyed]\ncommand = ["a"]\nheaders = {"a b" = "c"}\n'
     '[tools.servers.passing]\nurl = "http://a"\nenv = ["A"]',
+    "a server and a tool of one name": '[tools.files]\nfolder = "/tmp"\n'
+    '[tools.servers.files]\nurl = "http://a"',
+    "no such folder": '[tools.files]\nfolder = "/nowhere"',
+    "all folders": '[tools.files]\nfolder = "/"',
     "no tool matches": '[agents.cook]\ntools = ["x__*"]',
     "a table that lacks something": 'model = "parrot:grey"\n[providers.parrot]',
     "a library that is missing": '[channels.matrix]\ntoken = "a"\nuser = "@a:b"\n'

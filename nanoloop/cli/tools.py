@@ -13,7 +13,8 @@ from nanoloop.agents import Agents
 from nanoloop.channels.screen import printable
 from nanoloop.cli import Exit, add_actions, load_settings
 from nanoloop.cli.output import say, say_json
-from nanoloop.parts import BUILT_IN, make_agents, make_servers, make_tools, recall_alone
+from nanoloop.parts import BUILT_IN, PACKAGES, make_agents, make_servers, make_tools, recall_alone
+from nanoloop.plugins import OURS
 from nanoloop.protocols import Tool, ToolCall, effect_of, is_repeatable, runs_again, settle_of
 from nanoloop.session.entry import fresh_id
 from nanoloop.settings import Settings
@@ -107,8 +108,9 @@ def _rows(agents: Agents, agent: str, sources: Sequence[ToolSource]) -> Iterator
 def _source_of(name: str, sources: Sequence[ToolSource]) -> str:
     known = (source.name for source in sources for tool in source.tools.values())
     names = (tool.spec.name for source in sources for tool in source.tools.values())
-    usual = BUILT_IN if name == FIND_TOOLS else "packages"
-    return dict(zip(names, known, strict=True)).get(name, usual)
+    source = dict(zip(names, known, strict=True)).get(name, PACKAGES)
+    is_ours = name == FIND_TOOLS or name.partition("__")[0] in OURS["tools"]
+    return BUILT_IN if is_ours and source == PACKAGES else source
 
 
 def _after_a_kill(tool: Tool) -> str:

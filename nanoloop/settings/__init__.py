@@ -141,7 +141,7 @@ def _server_table(_: str) -> type[BaseModel]:
 
 
 class ToolTable(NoSettings):
-    """A tool from another package; agents without a list of tools may also call it."""
+    """A tool that is off without its table, or from a package; agents without a list get it too."""
 
 
 class ToolSettings(PluginTables):
