@@ -24,7 +24,7 @@ Kind = Literal["channels", "tools", "providers", "stores"]
 """Each kind has an entry point group: `irc = "my_package:PLUGIN"` in `nanoloop.channels`."""
 OURS: Mapping[Kind, Sequence[str]] = {
     "channels": ("discord", "matrix", "slack", "telegram", "web"),
-    "tools": ("fetch", "files"),
+    "tools": ("fetch", "files", "shell"),
 }
 """This package's own plugins, which are found even without package metadata."""
 

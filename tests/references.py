@@ -238,7 +238,7 @@ PARTS = {
     "docs/embedding.md": {"bot": partial(the_example, "bot.py")},
     "docs/tools.md": {
         "module": partial(the_example, "shop_tools.py"),
-        **{name: partial(the_tool, name) for name in ("files",)},
+        **{name: partial(the_tool, name) for name in ("files", "shell")},
     },
     "docs/platforms/index.md": {
         "platforms": the_platforms,

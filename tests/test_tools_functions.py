@@ -240,7 +240,8 @@ LOST = {
     "clok": "has 'clok', but there is no such tool: did you mean 'clock'?",
     "!clok": "has '!clok', but there is no such tool: did you mean 'clock'?",
     "files__*": "has 'files__*', but no tool matches that: add [tools.files] to the settings",
-    "c*k?": "has 'c*k?', but no tool matches that: the tools are clock, calculator, fetch, files",
+    "c*k?": "has 'c*k?', but no tool matches that: the tools are clock, calculator, fetch, files, "
+    "shell",
     "!files__*": "has '!files__*', but no tool matches that: add [tools.files] to the settings",
 }
 
