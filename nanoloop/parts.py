@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -45,6 +45,7 @@ from nanoloop.settings.vendors import (
     summary_batch_chars,
     unaskable,
 )
+from nanoloop.skills import READ_SKILL, Skill, SkillReader, find_skills, listed, skills_of
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.installation import Installation
 from nanoloop.stores.opening import Opening
@@ -309,7 +310,9 @@ def make_tools(
     """Create the tools that agents can choose from, by source; raise `SettingsError`."""
     ours = TOOLS if recall is None else {**TOOLS, "recall": make_recall_tool(recall)}
     packages = _packages(settings, settings.tools.of_plugins)
-    functions = _functions(settings, taken={*ours, *settings.tools.of_plugins, *packages})
+    functions = _functions(
+        settings, taken={*ours, *settings.tools.of_plugins, *packages, READ_SKILL}
+    )
     return (
         ToolSource(name=BUILT_IN, tools=ours),
         ToolSource(name="functions", tools=functions),
@@ -427,10 +430,15 @@ def make_agents(
 ) -> Agents:
     """Create the configured agents, including the default one."""
     sources = make_tools(settings, recall, servers)
+    skills = find_skills(settings)
     terminal = settings.channels.terminal.agent
+    usual = settings.agents.get(DEFAULT_AGENT, AgentSettings())
     return Agents(
-        make_agent(settings, AgentSettings(), sources=sources),
-        {name: make_agent(settings, own, name, sources) for name, own in settings.agents.items()},
+        make_agent(settings, usual, sources=sources, skills=skills),
+        {
+            name: make_agent(settings, own, name, sources, skills)
+            for name, own in settings.agents.items()
+        },
         by_channel={} if terminal is None else {"terminal": terminal},
     )
 
@@ -440,6 +448,7 @@ def make_agent(
     own: AgentSettings,
     name: str = DEFAULT_AGENT,
     sources: Sequence[ToolSource] = (ToolSource(name=BUILT_IN, tools=TOOLS),),
+    skills: Sequence[Skill] = (),
 ) -> Agent:
     """Create an agent; its own settings override the general ones."""
     limits = AgentLimits(
@@ -449,7 +458,18 @@ def make_agent(
         kept=own.message_buffer_min,
         approval=approval_rules(settings, own),
     )
+    skills = skills_of(settings, own, name, skills)
+    prompt = settings.prompt if own.prompt is None else own.prompt
+    tools = within_budget(
+        _tools_of(settings, own, name, sources),
+        [source.tools for source in sources if source.is_budgeted],
+        tokens=settings.tools.budget_tokens,
+    )
+    if skills:
+        prompt = f"{prompt.rstrip()}\n\n{listed(skills)}"
+        tools = [*tools, SkillReader(skills)]
     known = [each for source in sources for each in source.tools]
+    known += [tool.spec.name for tool in tools if tool.spec.name not in known]
     key = f"agents.{name}.approve" if own.approve is not None else "tools.approve"
     told = settings.tools.approve if own.approve is None else own.approve
     if lost := _lost_rules(settings, told, known):
@@ -457,13 +477,9 @@ def make_agent(
     try:
         agent = Agent(
             name,
-            prompt=settings.prompt if own.prompt is None else own.prompt,
+            prompt=prompt,
             model=own.model,
-            tools=within_budget(
-                _tools_of(settings, own, name, sources),
-                [source.tools for source in sources if source.is_budgeted],
-                tokens=settings.tools.budget_tokens,
-            ),
+            tools=tools,
             limits=limits,
             settings=settings.session.rules(),
         )
@@ -491,10 +507,12 @@ def approval_rules(settings: Settings, own: AgentSettings) -> ApprovalRules:
     )
 
 
-def _rules_in(approve: Approval | None) -> Iterable[tuple[str, Approve]]:
-    if isinstance(approve, str):
-        return [("*", approve)]
-    return [] if approve is None else approve.items()
+def _rules_in(approve: Approval | None) -> Iterator[tuple[str, Approve]]:
+    rules = {"*": approve} if isinstance(approve, str) else approve or {}
+    for glob, which in rules.items():
+        yield glob, which
+        if plugins.is_installed("tools", glob):  # it may bring several
+            yield f"{glob}__*", which
 
 
 def _tools_of(
@@ -508,6 +526,7 @@ def _tools_of(
         return [tool for source in usual for tool in source.tools.values()]
     known = {name: tool for source in sources for name, tool in source.tools.items()}
     more = {each.removeprefix("!") for each in own.tools} - known.keys()
+    more -= settings.tools.servers.keys()  # the name of a server means all of its tools
     more = {each for each in more if plugins.is_installed("tools", each)}
     known |= _packages(settings, sorted(more - settings.tools.of_plugins.keys()))
     groups = {name.partition("__")[0] for name in known} | settings.tools.servers.keys()
@@ -537,7 +556,7 @@ def _lost_rules(settings: Settings, approve: Approval, known: Sequence[str]) -> 
     """Return the globs that match no tool: a mistyped one would let calls run unasked."""
     return [
         glob
-        for glob, _ in _rules_in(approve)
+        for glob in ([] if isinstance(approve, str) else approve)
         if not (fnmatch.filter(known, glob) or _is_of_a_server(settings, glob))
         and not plugins.is_installed("tools", glob)
     ]

@@ -167,6 +167,15 @@ class ToolSettings(PluginTables):
     ] = Field(default_factory=dict)
 
 
+class SkillSettings(Section):
+    """Skills: instructions for some kinds of task, which agents read when one fits."""
+
+    folders: Annotated[tuple[Folder, ...], Field(strict=False)] = Field(
+        default=(), examples=[["~/skills"]]
+    )
+    """Folders with skills, each a folder with a file `SKILL.md`."""
+
+
 class ProviderSettings(Section):
     """Calls to the model."""
 
@@ -347,6 +356,8 @@ class AgentSettings(Section):
     """Names and globs of the tools that the agent may call (`!` excludes); by default, all."""
     approve: Approval | None = Field(default=None, examples=["always"])
     """Which of the agent's tool calls a person has to approve; goes before tools.approve."""
+    skills: Names | None = Field(default=None, examples=[["pdf-*"]])
+    """Names and globs of the skills that the agent may read (`!` excludes); by default, all."""
     max_steps: Annotated[int, Field(ge=1), Unit("model calls")] | None = Field(
         default=None, examples=[20]
     )
@@ -416,6 +427,7 @@ class Settings(BaseSettings):
     loop: LoopSettings = LoopSettings()
     turn: TurnSettings = TurnSettings()
     tools: ToolSettings = ToolSettings()
+    skills: SkillSettings = SkillSettings()
     provider: ProviderSettings = ProviderSettings()
     providers: Annotated[
         dict[str, PluginTable],
