@@ -13,6 +13,7 @@ from nanoloop.settings import Settings
 from nanoloop.testing.channels.fake import FakeChats
 from nanoloop.testing.channels.stage import says
 from nanoloop.tools import files
+from nanoloop.tools.approval import digest_of
 from nanoloop.tools.files import SharedFolder
 from tests.made_documents import pdf
 from tests.sent_files import bot_with
@@ -223,6 +224,22 @@ def test_writing_is_a_setting_of_its_own(world, docs):
     assert names(agent)[2:] == [*READING, "files__write"]
     write = agent.toolbox.tools["files__write"]
     assert (effect_of(write), runs_again(write)) == ("writes", True)
+
+
+@pytest.mark.parametrize("rule", ["files", "files__*", "files__write"])
+def test_a_rule_for_approvals_can_name_all_or_one(world, docs, rule):
+    rules = f'[tools]\napprove = {{ "{rule}" = "writes" }}\n'
+    agent = world.agents(f"{rules}{table(docs, 'write = true')}").default
+    asked = [name for name in names(agent) if agent.toolbox.asks_first(name)]
+    assert asked == ["files__write"]
+
+
+def test_an_approval_holds_for_the_folder_that_it_was_given_for(docs):
+    here, there = (
+        files.make(files.FilesSettings(folder=folder, write=True))[-1]
+        for folder in (docs, docs.parent)
+    )
+    assert digest_of(here) != digest_of(there)
 
 
 @pytest.mark.parametrize(

@@ -10,26 +10,16 @@ from pathlib import Path
 import anyio
 import pytest
 
-from nanoloop import protocols
 from nanoloop.protocols import ToolCall, effect_of
 from nanoloop.tools import shell
+from nanoloop.tools.approval import ApprovalRules, digest_of
 from nanoloop.tools.shell import Sandbox, ShellSettings, ShellTool
 from nanoloop.tools.toolbox import Toolbox
 from tests.raw_server import RawServer
+from tests.test_approvals import asks, call, chatting
 from tests.test_tools_functions import names, world
 
 __all__ = ["world"]
-
-NO_APPROVALS = (
-    "nanoloop.toml:1: tools.shell can't be used in this version, in which nobody can approve "
-    "commands: remove it"
-)
-
-
-@pytest.fixture(autouse=True)
-def approvals(monkeypatch):
-    """As where somebody can approve calls."""
-    monkeypatch.setattr(protocols, "approve_of", lambda tool: tool.approve, raising=False)
 
 
 @pytest.fixture
@@ -199,17 +189,34 @@ def asked(arguments):
     return ToolCall(id="c", name="shell", arguments=arguments)
 
 
+async def test_a_command_runs_once_a_person_has_approved_it_and_not_before(sandbox, work):
+    tool = ShellTool(sandbox, ShellSettings(folder=work))
+    asked, refused = (
+        asks(call("shell", command=f"echo {word} >> log")) for word in ("tea", "coffee")
+    )
+    rules = ApprovalRules(rules=(("*", "never"),))
+    async with chatting(asked, "done", refused, "ok", tools=[tool], rules=rules) as chat:
+        assert "echo tea >> log" in await chat.say("log tea")
+        assert not (work / "log").exists()
+        assert await chat.say("/yes") == "done"
+        await chat.say("log coffee")
+        assert await chat.say("/no") == "ok"
+    assert (work / "log").read_text() == "tea\n"
+
+
+def test_an_approval_holds_for_the_folder_that_it_was_given_for(sandbox, work):
+    here, there = (
+        ShellTool(sandbox, ShellSettings(folder=folder)) for folder in (work, work.parent)
+    )
+    assert digest_of(here) != digest_of(there)
+
+
 def test_it_is_on_only_where_the_settings_name_it(world, sandbox, work):
     assert "shell" not in names(world.agents("").default)
     agents = world.agents(
         f'[tools.shell]\nfolder = "{work}"\n[agents.cook]\ntools = ["clock", "shell"]'
     )
     assert names(agents["cook"]) == ["clock", "shell"]
-
-
-def test_where_nobody_can_approve_it_is_refused(world, work, monkeypatch):
-    monkeypatch.delattr(protocols, "approve_of")
-    assert world.refusal(f'[tools.shell]\nfolder = "{work}"') == NO_APPROVALS
 
 
 def test_where_there_is_no_bubblewrap_it_is_refused(world, work, monkeypatch):

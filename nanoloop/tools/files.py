@@ -219,6 +219,8 @@ def make(own: FilesSettings) -> Sequence[FunctionTool[..., object]]:
     if own.write:
         # The same text in the same place: twice is as good as once.
         tools.append(FunctionTool(files.write, name="files__write", idempotent=True))
+    for tool in tools:
+        tool.origin = str(own.folder.absolute())
     return tools
 
 

@@ -7,16 +7,16 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import anyio
 from anyio.abc import ByteReceiveStream
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from nanoloop import children, protocols
+from nanoloop import children
 from nanoloop.errors import SettingsError, ToolError
 from nanoloop.plugins import Plugin
-from nanoloop.protocols import Effect
+from nanoloop.protocols import Approve, Effect
 from nanoloop.tools.function import FunctionTool
 
 NAME = "shell"
@@ -158,7 +158,7 @@ class ShellTool:
     """Runs a command that a person has approved."""
 
     effect: Effect = "writes"
-    approve: Literal["always"] = "always"
+    approve: Approve = "always"
     repeatable = True
     """The same command may be meant twice: in between, files may have changed."""
 
@@ -166,12 +166,19 @@ class ShellTool:
         self._run = FunctionTool(sandbox.run, name=NAME, description=_description(own))
         self.spec = self._run.spec
         self.timeout_seconds = own.timeout_seconds + MORE_SECONDS
+        self.origin = str(own.folder.absolute())
+        """An approval holds for commands in this folder."""
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Raise `ToolError` if this can't be a command, before anyone is asked to approve it."""
+        self._run.check(arguments)
+        command = arguments["command"]
+        if len(command) > MOST_COMMAND or "\0" in command:
+            raise ToolError(f"a command has at most {MOST_COMMAND:,} characters, and none is NUL")
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
         """Run the command; raise `ToolError` if it can't be a command."""
-        command = arguments.get("command")
-        if isinstance(command, str) and (len(command) > MOST_COMMAND or "\0" in command):
-            raise ToolError(f"a command has at most {MOST_COMMAND:,} characters, and none is NUL")
+        self.check(arguments)
         return await self._run.call(arguments)
 
 
@@ -185,16 +192,11 @@ def _description(own: ShellSettings) -> str:
 
 
 def make(own: ShellSettings) -> ShellTool:
-    """Return the tool; raise `SettingsError` where there is no sandbox, or nobody can approve."""
+    """Return the tool; raise `SettingsError` where there is no sandbox."""
     if not own.folder.is_dir():
         raise SettingsError(
             f'tools.shell.folder is "{own.folder}", but there is no such folder: create it, or '
             "choose another one"
-        )
-    if not hasattr(protocols, "approve_of"):
-        raise SettingsError(
-            "tools.shell can't be used in this version, in which nobody can approve commands: "
-            "remove it"
         )
     program = shutil.which("bwrap")
     if program is None:
