@@ -210,6 +210,8 @@ class Fetched:
     """The address after all redirects."""
     mime_type: str
     """The type that the server declared."""
+    charset: str
+    """The text encoding that the server declared, or ""."""
     data: bytes
 
 
@@ -276,7 +278,10 @@ class Fetcher:
                 if answer.status != _OK:
                     raise FetchFailed(f"its server answers {answer.status}")
                 return Fetched(
-                    url=url, mime_type=answer.content_type, data=await self._body(answer)
+                    url=url,
+                    mime_type=answer.content_type,
+                    charset=answer.charset or "",
+                    data=await self._body(answer),
                 )
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise FetchFailed(f"the connection failed ({type(error).__name__})") from None

@@ -14,12 +14,14 @@ import signal
 import sys
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from html.parser import HTMLParser
 from io import BytesIO
 from subprocess import DEVNULL
 from typing import Any, Literal
+from urllib.parse import urljoin
 from xml.etree.ElementTree import ParseError, iterparse
 
 import anyio
@@ -29,7 +31,7 @@ from nanoloop.bounded import BoundedDict
 from nanoloop.errors import DISTRIBUTION
 from nanoloop.fairness import FairLimiter
 
-Kind = Literal["text", "pdf", "docx", "xlsx", "old", "archive", "unknown"]
+Kind = Literal["text", "pdf", "docx", "xlsx", "html", "old", "archive", "unknown"]
 SHOWN_CHARS = 20_000
 """How many characters of a document are shown to the model with the message."""
 MOST_CHARS = 10_000_000
@@ -39,6 +41,8 @@ READ_SECONDS = 20
 KILL_SECONDS = 60
 """How long to wait for the child before it is killed."""
 CPU_SECONDS = 40
+PAGE_SECONDS = 10
+"""As above for a web page, which the model may have anyone make."""
 MEMORY_BYTES = 1_500_000_000
 REMEMBERED = 2
 """How many documents are kept in memory, so that they need not be parsed again for each piece."""
@@ -63,6 +67,7 @@ PROBLEMS = {
     "failed": "this file could not be read",
     "gone": "this file is no longer there",
     "unknown": "a file of this kind can't be read",
+    "no_page": "this page has no text: if scripts build it, they are not run",
 }
 _ARCHIVES = (
     b"PK",
@@ -160,6 +165,11 @@ class Documents:
             self._known[key] = found
         return found
 
+    async def page(self, data: bytes, *, owner: str, url: str) -> Document:
+        """Return the readable text of the HTML page at this address, with its links."""
+        async with self._limiter.turn(owner):
+            return await _read_by_child("html", data, url)
+
     async def _read(self, data: bytes, owner: str) -> Document:
         kind = kind_of(data)
         if not data.strip():
@@ -178,11 +188,11 @@ class Documents:
 COMMAND = (sys.executable, "-P", "-m", "nanoloop.documents")
 
 
-async def _read_by_child(kind: Kind, data: bytes) -> Document:
+async def _read_by_child(kind: Kind, data: bytes, *more: str) -> Document:
     with anyio.move_on_after(KILL_SECONDS):
         try:
             ended = await children.run_in_background(
-                (*COMMAND, kind), input=data, stderr=DEVNULL, check=False
+                (*COMMAND, kind, *more), input=data, stderr=DEVNULL, check=False
             )
         except Exception:  # noqa: BLE001 - it can't be started, or dies before reading everything
             return Document(problem=PROBLEMS["failed"])
@@ -215,28 +225,29 @@ class _Unreadable(Exception):
 
 def main() -> None:
     """Read a file of the given kind from standard input, and write its text as JSON."""
-    _limit()
-    kind, data = sys.argv[1], sys.stdin.buffer.read()
-    found = json.dumps(asdict(_read(kind, data)), ensure_ascii=False)
+    kind, *more = sys.argv[1:]
+    _limit(PAGE_SECONDS if kind == "html" else CPU_SECONDS)
+    data = sys.stdin.buffer.read()
+    found = json.dumps(asdict(_read(kind, data, *more)), ensure_ascii=False)
     sys.stdout.buffer.write(found.encode("utf-8", "replace"))
     sys.stdout.flush()
     os._exit(0)  # there is nothing to clean up
 
 
-def _limit() -> None:
-    for what, most in (
-        (resource.RLIMIT_AS, MEMORY_BYTES),
-        (resource.RLIMIT_CPU, CPU_SECONDS),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
+def _limit(cpu_seconds: int) -> None:
+    for what, most, hard in (
+        (resource.RLIMIT_AS, MEMORY_BYTES, MEMORY_BYTES),
+        (resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1),  # else it would be killed untold
+        (resource.RLIMIT_FSIZE, 0, 0),
+        (resource.RLIMIT_CORE, 0, 0),
     ):
         with suppress(ValueError, OSError):  # the limit is already lower, or not supported here
-            resource.setrlimit(what, (most, most))
+            resource.setrlimit(what, (most, hard))
 
 
-def _read(kind: str, data: bytes) -> Document:
+def _read(kind: str, data: bytes, *more: str) -> Document:
     try:
-        return _collected(_READERS[kind](data))
+        return _collected(_READERS[kind](data, *more))
     except _Unreadable as why:
         return Document(problem=PROBLEMS.get(str(why), str(why)))
     except ModuleNotFoundError:
@@ -413,7 +424,149 @@ def _narrow(data: bytes) -> str:
     return usual if usual in {each.encoding for each in best} else str(best[0].encoding)
 
 
-_READERS = {"pdf": _pdf, "docx": _docx, "xlsx": _xlsx, "text": _text}
+_DECLARED = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?([\w-]{1,40})""", re.IGNORECASE)
+_PIECE = 65_536
+
+
+def _html(data: bytes, url: str) -> Iterator[tuple[str, str]]:
+    text, page = _decoded_page(data), _Page(url)
+    has_text, is_apart = False, False
+    for at in range(0, len(text) + 1, _PIECE):
+        page.feed(text[at : at + _PIECE])
+        if at + _PIECE > len(text):
+            page.close()
+            page.end_line()
+        for line in page.taken():
+            if line.strip():
+                yield from [("", "")] * (has_text and is_apart)  # however many are empty
+                yield "", line
+            is_apart = not line.strip()
+            has_text = has_text or not is_apart
+    if not has_text:
+        raise _Unreadable("no_page")
+
+
+def _decoded_page(data: bytes) -> str:
+    declared = _DECLARED.search(data[:2048])
+    if not any(data.startswith(bom) for bom, _ in _BOMS):
+        with suppress(LookupError, UnicodeError):
+            return data.decode(declared[1].decode() if declared else "utf-8")
+    return next(_text(data))[1]
+
+
+_LEFT_OUT = frozenset(
+    {"script", "style", "template", "noscript", "svg", "math", "iframe", "object"}
+    | {"nav", "aside", "footer"}
+)
+_IN_LINES = frozenset(
+    {"a", "abbr", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em", "font"}
+    | {"i", "img", "input", "ins", "kbd", "label", "mark", "q", "s", "samp", "small", "span"}
+    | {"strike", "strong", "sub", "sup", "td", "th", "time", "tt", "u", "var", "wbr"}
+)
+"""Elements that are parts of a line; all others begin and end one."""
+
+
+_ITEM = "- "
+
+
+class _Page(HTMLParser):
+    """Turns an HTML page into lines: its title, text, list items, rows of tables and links."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self._url = url
+        self._lines: list[str] = []
+        self._line = ""
+        self._skips = ""
+        """The element that is being left out, if any."""
+        self._depth = 0
+        self._verbatim = 0
+        self._link, self._link_at = "", 0
+
+    def taken(self) -> list[str]:
+        """Return the lines that are complete, and forget them."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Begin an element."""
+        if self._skips:
+            self._depth += tag == self._skips
+        elif tag in _LEFT_OUT:
+            self._skips, self._depth = tag, 1
+        else:
+            self._begin(tag, dict(attrs))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Take an element that ends at once."""
+        if tag not in _LEFT_OUT:
+            self.handle_starttag(tag, attrs)
+
+    def _begin(self, tag: str, known: dict[str, str | None]) -> None:
+        if tag not in _IN_LINES and self._line != _ITEM:
+            self.end_line()
+        if tag == "li":
+            self._line = _ITEM
+        elif tag in {"td", "th"} and self._line.strip():
+            self._line += " | "
+        elif tag == "img" and (alt := (known.get("alt") or "").strip()):
+            self._line += f"[image: {alt}]"
+        elif tag == "a":
+            self._link, self._link_at = known.get("href") or "", len(self._line)
+        self._verbatim += tag == "pre"
+
+    def handle_endtag(self, tag: str) -> None:
+        """End an element."""
+        if self._skips:
+            self._depth -= tag == self._skips
+            self._skips = self._skips if self._depth else ""
+            return
+        if tag == "a":
+            self._end_link()
+        elif tag not in _IN_LINES:
+            self.end_line()
+        if tag == "pre":
+            self._verbatim = max(0, self._verbatim - 1)
+
+    def _end_link(self) -> None:
+        link, self._link = self._link, ""
+        text = self._line[self._link_at :].strip()
+        if not text or not link or link.startswith("#"):
+            return
+        with suppress(ValueError):
+            address = urljoin(self._url, link.strip())
+            if address.startswith(("https://", "http://")) and address != text:
+                self._line += f" ({address})"
+
+    def handle_data(self, data: str) -> None:
+        """Add text to the line."""
+        if self._skips:
+            return
+        if self._verbatim:
+            *ended, last = data.split("\n")
+            for line in ended:
+                self._lines.append(self._line + line)
+                self._line = ""
+            self._line += last
+            return
+        text = " ".join(data.split())
+        if data[:1].isspace() and self._line and not self._line.endswith(" "):
+            self._line += " "
+        self._line += text + " " * (bool(text) and data[-1:].isspace())
+
+    def end_line(self) -> None:
+        """End the line, which may be empty."""
+        line, self._line = self._line.rstrip().removesuffix(" |"), ""
+        self._lines.append("" if line == _ITEM.strip() else line)
+
+
+_READERS: Mapping[str, Callable[..., Iterator[tuple[str, str]]]] = {
+    "pdf": _pdf,
+    "docx": _docx,
+    "xlsx": _xlsx,
+    "text": _text,
+    "html": _html,
+}
 
 if __name__ == "__main__":
     main()

@@ -177,10 +177,74 @@ def open_beneath(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
     The name may include folders. Raise `FileRefused` if it leads out of the folder or through a
     link, or is not that of a regular file. Changes made at the same time can't defeat these checks.
     """
-    *folders, last = parts = name.split("/")
+    *folders, last = _parts(folder, name)
     path = folder / name.lstrip("/")
+    with _entered(folder, folders, path) as within:
+        _check_file_in(within, last, path)
+        fd = _opened(last, path, flags, within)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise FileRefused(path, NO_FILE)
+        return fd
+
+
+@contextmanager
+def folder_beneath(folder: Path, name: str = "") -> Iterator[int]:
+    """Open a folder beneath a folder, by a name as for `open_beneath`; "" is the folder itself."""
+    parts = _parts(folder, name) if name else ()
+    with _entered(folder, parts, folder / name.lstrip("/")) as within:
+        yield within
+
+
+def write_beneath(folder: Path, name: str, data: bytes) -> bool:
+    """Replace or create a file beneath a folder, completely or not at all.
+
+    The name is as for `open_beneath`; missing folders are created. A file that is replaced keeps
+    its mode. Return True if there was none.
+    """
+    *folders, last = _parts(folder, name)
+    path = folder / name.lstrip("/")
+    with _entered(folder, folders, path, creates=True) as within:
+        _check_file_in(within, last, path)
+        fresh = f".{token_hex(8)}"
+        how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NEVER_THROUGH
+        fd = os.open(fresh, how, 0o666, dir_fd=within)
+        try:
+            is_new = not _takes_mode(fd, within, last)
+            write_all(fd, data)
+            os.fsync(fd)
+            os.replace(fresh, last, src_dir_fd=within, dst_dir_fd=within)
+        except BaseException:
+            os.unlink(fresh, dir_fd=within)
+            raise
+        finally:
+            os.close(fd)
+        os.fsync(within)
+        return is_new
+
+
+def _takes_mode(fd: int, folder: int, name: str) -> bool:
+    """Give an open file the mode of the file with this name; return False if there is none."""
+    try:
+        there = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    os.fchmod(fd, stat.S_IMODE(there.st_mode))
+    return True
+
+
+def _parts(folder: Path, name: str) -> list[str]:
+    parts = name.split("/")
     if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
         raise FileRefused(folder, f"has no file {name!r}: give a plain name inside it")
+    return parts
+
+
+@contextmanager
+def _entered(
+    folder: Path, names: Iterable[str], path: Path, *, creates: bool = False
+) -> Iterator[int]:
+    """Open a folder and then these folders in it, one after the other; `path` is for errors."""
     with ExitStack() as stack:
 
         def entered(name: Path | str, flags: int, within: int | None = None) -> int:
@@ -189,7 +253,10 @@ def open_beneath(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
             return fd
 
         within = entered(folder, os.O_RDONLY)
-        for part in folders:
+        for part in names:
+            if creates:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=within)
             try:
                 within = entered(part, os.O_RDONLY | os.O_NOFOLLOW, within)
             except OSError as error:
@@ -198,12 +265,7 @@ def open_beneath(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
                         path, f"leads through {part!r}, which is not a folder"
                     ) from None
                 raise
-        _check_file_in(within, last, path)
-        fd = _opened(last, path, flags, within)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise FileRefused(path, NO_FILE)
-        return fd
+        yield within
 
 
 def read_plain(path: Path | str, *, most_bytes: int, beneath: Path | str | None = None) -> bytes:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +14,7 @@ from nanoloop import plugins
 from nanoloop.agents import Agent, AgentLimits, Agents
 from nanoloop.attachments import Attachments, Forgetting
 from nanoloop.defaults import UPLOADS_BYTES
-from nanoloop.errors import SettingsError, how_to_install
+from nanoloop.errors import SettingsError
 from nanoloop.events import SettingsRefused, announce
 from nanoloop.files import remove_unfinished
 from nanoloop.loop import AgentLoop
@@ -32,7 +31,6 @@ from nanoloop.providers.vendors import VENDORS
 from nanoloop.sentences import Sentences
 from nanoloop.settings import AgentSettings, Approval, Settings
 from nanoloop.settings.problems import DEFAULT_AGENT, InvalidSettings, Problem, seconds_in
-from nanoloop.settings.secrets import shown
 from nanoloop.settings.vendors import (
     ServerSettings,
     call_timeout_seconds,
@@ -45,22 +43,30 @@ from nanoloop.settings.vendors import (
     summary_batch_chars,
     unaskable,
 )
+from nanoloop.skills import Skill, SkillReader, find_skills, listed, skills_of
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.installation import Installation
 from nanoloop.stores.opening import Opening
 from nanoloop.stores.place import default_url, path_of
 from nanoloop.stores.place import shown as shown_place
 from nanoloop.stores.sealed_files import FolderSealing
+from nanoloop.tool_sources import (
+    BUILT_IN,
+    TOOLS,
+    make_tools,
+    packaged_tools,
+    problem_at,
+    problem_of,
+    server_places,
+)
 from nanoloop.tools.approval import ApprovalRules
 from nanoloop.tools.finding import within_budget
-from nanoloop.tools.function import tool as as_tool
-from nanoloop.tools.functions import called, function_named, tool_named
+from nanoloop.tools.functions import called, function_named
 from nanoloop.tools.listing import glob_for_model
 from nanoloop.tools.logins import FOLDER as TOOL_LOGINS
 from nanoloop.tools.logins import ServerLogins
 from nanoloop.tools.prompts import ServerPrompt
-from nanoloop.tools.ready import calculator, clock, make_recall_tool
-from nanoloop.tools.servers import ToolServerPlace, ToolServers
+from nanoloop.tools.servers import ToolServers
 from nanoloop.tools.toolbox import ToolSource, chosen
 from nanoloop.words import did_you_mean
 
@@ -293,101 +299,7 @@ def function_of(settings: Settings, key: str) -> Callable[..., Any] | None:
         found = function_named(name, beside=settings.origin(key).file)
         return called(found, name.partition(":")[2])
     except SettingsError as why:
-        raise InvalidSettings([_problem(settings, key, name, why)]) from why
-
-
-def _problem(settings: Settings, key: str, name: str, why: SettingsError) -> Problem:
-    """Describe what is wrong with a function that a setting names, and where that is set."""
-    return _set_at(settings, key, f"{key} is {shown(name)}, but {why}")
-
-
-def _set_at(settings: Settings, key: str, text: str) -> Problem:
-    origin = settings.origin(key)
-    return Problem(text=text, origin=None if origin.kind == "default" else origin)
-
-
-TOOLS: Mapping[str, Tool] = {"clock": clock, "calculator": calculator}
-BUILT_IN = "built in"
-"""The name under which the built-in tools are listed as a source."""
-
-
-def make_tools(
-    settings: Settings, recall: Recall | None = None, servers: ToolServers | None = None
-) -> Sequence[ToolSource]:
-    """Create the tools that agents can choose from, by source; raise `SettingsError`."""
-    ours = TOOLS if recall is None else {**TOOLS, "recall": make_recall_tool(recall)}
-    functions = _functions(settings, taken={*ours, *settings.tools.of_plugins})
-    return (
-        ToolSource(name=BUILT_IN, tools=ours),
-        ToolSource(name="functions", tools=functions),
-        ToolSource(name="packages", tools=_packages(settings, settings.tools.of_plugins)),
-        *(servers.sources if servers else ()),
-    )
-
-
-def _functions(settings: Settings, *, taken: Collection[str]) -> Mapping[str, Tool]:
-    """Create tools from the user's functions; raise `InvalidSettings` with every problem."""
-    found, problems = {}, []
-    for name, function in settings.tools.functions.items():
-        key = f"tools.functions.{name}"
-        beside = settings.origin(key).file
-        try:
-            found[name] = tool_named(function, name, taken=taken, beside=beside, data=settings.data)
-        except SettingsError as why:
-            problems.append(_problem(settings, key, function, why))
-    if problems:
-        raise InvalidSettings(problems)
-    return found
-
-
-def _packages(settings: Settings, names: Iterable[str]) -> Mapping[str, Tool]:
-    """Create the tools of other packages with their settings."""
-    return {name: _installed(settings, name) for name in names}
-
-
-def _installed(settings: Settings, name: str) -> Tool:
-    made: Any = plugins.load("tools", name).make(settings.tools.of(name))
-    try:
-        tool: Tool = made if isinstance(made, Tool) else as_tool(made)
-        _ = tool.spec
-    except (TypeError, ValueError) as error:
-        text = f"the tool {name!r} can't be used: {error}"
-        raise InvalidSettings([_set_at(settings, f"tools.{name}", text)]) from error
-    return tool
-
-
-def server_places(settings: Settings) -> list[ToolServerPlace]:
-    """List the enabled tool servers; raise `SettingsError` without the mcp package."""
-    used = {name: own for name, own in settings.tools.servers.items() if own.enabled}
-    if used and not _has_mcp():
-        first = next(iter(used))
-        raise SettingsError(
-            f"tools.servers.{first} needs mcp 2.3, which is not installed: {how_to_install('mcp')}"
-        )
-    return [
-        ToolServerPlace(
-            name=name,
-            command=own.command,
-            url=own.url,
-            headers={key: value.get_secret_value() for key, value in own.headers.items()},
-            auth=own.auth,
-            client_id=own.client_id,
-            client_secret=own.client_secret.get_secret_value() if own.client_secret else "",
-            issuer=own.issuer,
-            env=own.env,
-            tools=own.tools,
-            timeout_seconds=own.timeout_seconds or settings.tools.timeout_seconds,
-        )
-        for name, own in used.items()
-    ]
-
-
-def _has_mcp() -> bool:
-    """Return whether a suitable version of mcp is installed, without loading it."""
-    try:
-        return version("mcp").split(".")[:1] == ["2"]
-    except PackageNotFoundError:
-        return False
+        raise InvalidSettings([problem_of(settings, key, name, why)]) from why
 
 
 def make_servers(settings: Settings) -> ToolServers:
@@ -413,10 +325,15 @@ def make_agents(
 ) -> Agents:
     """Create the configured agents, including the default one."""
     sources = make_tools(settings, recall, servers)
+    skills = find_skills(settings)
     terminal = settings.channels.terminal.agent
+    usual = settings.agents.get(DEFAULT_AGENT, AgentSettings())
     return Agents(
-        make_agent(settings, AgentSettings(), sources=sources),
-        {name: make_agent(settings, own, name, sources) for name, own in settings.agents.items()},
+        make_agent(settings, usual, sources=sources, skills=skills),
+        {
+            name: make_agent(settings, own, name, sources, skills)
+            for name, own in settings.agents.items()
+        },
         by_channel={} if terminal is None else {"terminal": terminal},
     )
 
@@ -426,6 +343,7 @@ def make_agent(
     own: AgentSettings,
     name: str = DEFAULT_AGENT,
     sources: Sequence[ToolSource] = (ToolSource(name=BUILT_IN, tools=TOOLS),),
+    skills: Sequence[Skill] = (),
 ) -> Agent:
     """Create an agent; its own settings override the general ones."""
     limits = AgentLimits(
@@ -435,7 +353,18 @@ def make_agent(
         kept=own.message_buffer_min,
         approval=approval_rules(settings, own),
     )
+    skills = skills_of(settings, own, name, skills)
+    prompt = settings.prompt if own.prompt is None else own.prompt
+    tools = within_budget(
+        _tools_of(settings, own, name, sources),
+        [source.tools for source in sources if source.is_budgeted],
+        tokens=settings.tools.budget_tokens,
+    )
+    if skills:
+        prompt = f"{prompt.rstrip()}\n\n{listed(skills)}"
+        tools = [*tools, SkillReader(skills)]
     known = [each for source in sources for each in source.tools]
+    known += [tool.spec.name for tool in tools if tool.spec.name not in known]
     key = f"agents.{name}.approve" if own.approve is not None else "tools.approve"
     told = settings.tools.approve if own.approve is None else own.approve
     if lost := _lost_rules(settings, told, known):
@@ -443,19 +372,15 @@ def make_agent(
     try:
         agent = Agent(
             name,
-            prompt=settings.prompt if own.prompt is None else own.prompt,
+            prompt=prompt,
             model=own.model,
-            tools=within_budget(
-                _tools_of(settings, own, name, sources),
-                [source.tools for source in sources if source.is_budgeted],
-                tokens=settings.tools.budget_tokens,
-            ),
+            tools=tools,
             limits=limits,
             settings=settings.session.rules(),
         )
     except ValueError as error:  # a package's tool has the name of another
         text = f"the tools of agent {name!r} can't be used: {error}"
-        raise InvalidSettings([_set_at(settings, f"agents.{name}.tools", text)]) from error
+        raise InvalidSettings([problem_at(settings, f"agents.{name}.tools", text)]) from error
     agent.language = own.language
     agent.prompts = _prompts_of(own, sources)
     return agent
@@ -478,10 +403,12 @@ def approval_rules(settings: Settings, own: AgentSettings) -> ApprovalRules:
     )
 
 
-def _rules_in(approve: Approval | None) -> Iterable[tuple[str, Approve]]:
-    if isinstance(approve, str):
-        return [("*", approve)]
-    return [] if approve is None else approve.items()
+def _rules_in(approve: Approval | None) -> Iterator[tuple[str, Approve]]:
+    rules = {"*": approve} if isinstance(approve, str) else approve or {}
+    for glob, which in rules.items():
+        yield glob, which
+        if plugins.is_installed("tools", glob):  # it may bring several
+            yield f"{glob}__*", which
 
 
 def _tools_of(
@@ -495,9 +422,12 @@ def _tools_of(
         return [tool for source in usual for tool in source.tools.values()]
     known = {name: tool for source in sources for name, tool in source.tools.items()}
     more = {each.removeprefix("!") for each in own.tools} - known.keys()
+    more -= settings.tools.servers.keys()  # the name of a server means all of its tools
     more = {each for each in more if plugins.is_installed("tools", each)}
-    known |= _packages(settings, sorted(more))
-    names, lost = chosen(own.tools, list(known))
+    known |= packaged_tools(settings, sorted(more - settings.tools.of_plugins.keys()))
+    groups = {name.partition("__")[0] for name in known} | settings.tools.servers.keys()
+    wanted = [f"{each}__*" if _is_group(each, groups, known) else each for each in own.tools]
+    names, lost = chosen(wanted, list(known))
     lost = [entry for entry in lost if not _is_of_a_server(settings, entry)]
     if lost:
         key = f"agents.{agent}.tools"
@@ -515,6 +445,12 @@ def _prompts_of(own: AgentSettings, sources: Sequence[ToolSource]) -> Mapping[st
     return {names[each]: known[names[each]] for each in picked}
 
 
+def _is_group(entry: str, groups: Collection[str], known: Collection[str]) -> bool:
+    """Return True if an entry names a server or a built-in tool that brings several."""
+    name = entry.removeprefix("!")
+    return name in groups and name not in known
+
+
 def _is_of_a_server(settings: Settings, entry: str) -> bool:
     """Return True if the entry may match tools of a server, which are not known beforehand."""
     server, mark, _ = entry.removeprefix("!").partition("__")
@@ -526,7 +462,7 @@ def _lost_rules(settings: Settings, approve: Approval, known: Sequence[str]) -> 
     """Return the globs that match no tool: a mistyped one would let calls run unasked."""
     return [
         glob
-        for glob, _ in _rules_in(approve)
+        for glob in ([] if isinstance(approve, str) else approve)
         if not (fnmatch.filter(known, glob) or _is_of_a_server(settings, glob))
         and not plugins.is_installed("tools", glob)
     ]
@@ -540,7 +476,10 @@ def _no_tool(settings: Settings, key: str, entry: str, known: Sequence[str]) -> 
     is_glob = any(sign in name for sign in "*?[")
     lacks = "but no tool matches that" if is_glob else "but there is no such tool"
     advice = there if is_glob else did_you_mean(name, known, there)
-    return _set_at(settings, key, f"{key} has {entry!r}, {lacks}: {advice}")
+    group, mark, _ = name.partition("__")
+    if mark and group in plugins.OURS["tools"] and group not in settings.tools.of_plugins:
+        advice = f"add [tools.{group}] to the settings"
+    return problem_at(settings, key, f"{key} has {entry!r}, {lacks}: {advice}")
 
 
 def make_loop(

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 Kind = Literal["channels", "tools", "providers", "stores"]
 """Each kind has an entry point group: `irc = "my_package:PLUGIN"` in `nanoloop.channels`."""
-OURS: Mapping[Kind, Sequence[str]] = {"channels": ("discord", "matrix", "slack", "telegram", "web")}
-"""This package's own plugins, each a folder, which are found even without package metadata."""
+OURS: Mapping[Kind, Sequence[str]] = {
+    "channels": ("discord", "matrix", "slack", "telegram", "web"),
+    "tools": ("fetch", "files", "shell"),
+}
+"""This package's own plugins, which are found even without package metadata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +70,9 @@ class Plugin:
 
     `own` is an instance of `settings`, or None: a channel is created with `make(own, folder)`,
     which returns a `Platform` of the kit or a `Channel`, or with `make(own, program)` if
-    `takes_program` is set; a tool with `make(own)`, which returns a `Tool` or a function; a
-    provider with `make(own, model)`; a store with `make(opening, url)`, where `opening` is a
-    `stores.opening.Opening` and the URL has all other settings.
+    `takes_program` is set; a tool with `make(own)`, which returns a `Tool`, a function, or a list
+    of these; a provider with `make(own, model)`; a store with `make(opening, url)`, where `opening`
+    is a `stores.opening.Opening` and the URL has all other settings.
     """
     extra: str = ""
     """The nanoloop extra that installs the plugin's library; empty if there is none."""

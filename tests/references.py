@@ -73,6 +73,11 @@ def the_own(name):
     return the_table(plugins.load("channels", name).settings, but=PlatformSettings.model_fields)
 
 
+def the_tool(name):
+    """What the table of a tool that is off by default takes."""
+    return the_table(plugins.load("tools", name).settings)
+
+
 def the_table(model, *, but=()):
     fields = {name: field for name, field in model.model_fields.items() if name not in but}
     rows = [(f"`{name}`", default_of(field), meaning(field)) for name, field in fields.items()]
@@ -80,6 +85,8 @@ def the_table(model, *, but=()):
 
 
 def default_of(field):
+    if field.is_required():
+        return "needed"
     if field.default_factory is dict:
         return "none"
     if field.default_factory is not None:
@@ -229,7 +236,10 @@ PARTS = {
     "docs/chat-commands.md": {"commands": the_chat_commands},
     "docs/examples.md": {"examples": the_examples},
     "docs/embedding.md": {"bot": partial(the_example, "bot.py")},
-    "docs/tools.md": {"module": partial(the_example, "shop_tools.py")},
+    "docs/tools.md": {
+        "module": partial(the_example, "shop_tools.py"),
+        **{name: partial(the_tool, name) for name in ("files", "shell")},
+    },
     "docs/platforms/index.md": {
         "platforms": the_platforms,
         "speech": partial(the_example, "speech.py"),

@@ -117,7 +117,7 @@ def test_the_example_with_every_line_taken_in_shows_each_setting(tmp_path):
     )
     summary = settings.summary.model_copy(update={"fallback_model": None, "daily_tokens": None})
     tables = {"provider": calls, "store": store, "summary": summary, "local": Settings().local}
-    tables["session"] = Settings().session
+    tables |= {"session": Settings().session, "skills": Settings().skills}
     tables["tools"] = settings.tools.model_copy(update={"functions": {}, "servers": {}})
     plain = settings.model_copy(update=optional | tables)
     assert plain.model_dump() == Settings().model_dump()

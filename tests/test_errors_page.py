@@ -36,6 +36,14 @@ MORE = {
     '[tools.servers.two]\ncommand = ["a"]\nurl = "http://a"\n'
     '[tools.servers.keyed]\ncommand = ["a"]\nheaders = {"a b" = "c"}\n'
     '[tools.servers.passing]\nurl = "http://a"\nenv = ["A"]',
+    "a server and a tool of one name": '[tools.files]\nfolder = "/tmp"\n'
+    '[tools.servers.files]\nurl = "http://a"',
+    "no such folder": '[tools.files]\nfolder = "/nowhere"',
+    "all folders": '[tools.files]\nfolder = "/"',
+    "no folder of skills": '[skills]\nfolders = ["/nowhere"]',
+    "bad skills": '[skills]\nfolders = ["skills"]',
+    "no skill matches": '[agents.cook]\nskills = ["tea"]',
+    "too many skills": '[skills]\nfolders = ["skills"]',
     "no tool matches": '[agents.cook]\ntools = ["x__*"]',
     "a table that lacks something": 'model = "parrot:grey"\n[providers.parrot]',
     "a library that is missing": '[channels.matrix]\ntoken = "a"\nuser = "@a:b"\n'
@@ -61,6 +69,9 @@ PLUGIN = Plugin(name="parrot", settings=Settings, make=lambda own, model: None)
 KEY = Fernet.generate_key().decode()
 HIDDEN = {"no cryptography": "cryptography", "a library that is missing": "nio"}
 """Libraries that are not there then."""
+
+
+SKILLS = {"bad skills": 1, "too many skills": 101}
 
 
 def pattern(message):
@@ -103,6 +114,7 @@ def told(tmp_path_factory):
         for number, (case, text) in enumerate((ALONE | MORE).items()):
             folder = tmp_path_factory.mktemp(f"case{number}")
             prepare(folder, case)
+            prepare_skills(folder / "skills", SKILLS.get(case, 0))
             found[case] = said_by(folder, case, text.replace("{port}", port))
     another = f'[store]\nencryption_key = "{Fernet.generate_key().decode()}"'
     own = f'[store]\nencryption_key = "{KEY}"'
@@ -154,6 +166,14 @@ def prepare(folder, case):
     if case in {"another's store", "an emptied store"}:
         data.mkdir(parents=True, exist_ok=True)
         (data / "installation.json").write_text('{"id": "mine", "store": "elsewhere"}')
+
+
+def prepare_skills(folder, count):
+    """So many; if only one, a bad one."""
+    for number in range(count):
+        (folder / f"a{number}").mkdir(parents=True)
+        more = "description: x\n" if count > 1 else ""
+        (folder / f"a{number}" / "SKILL.md").write_text(f"---\nname: a{number}\n{more}---\n")
 
 
 async def keep(store):

@@ -239,8 +239,10 @@ def test_an_agents_list_chooses_by_names_globs_and_exclusions(world, wanted, fou
 LOST = {
     "clok": "has 'clok', but there is no such tool: did you mean 'clock'?",
     "!clok": "has '!clok', but there is no such tool: did you mean 'clock'?",
-    "files__*": "has 'files__*', but no tool matches that: the tools are clock, calculator",
-    "!files__*": "has '!files__*', but no tool matches that: the tools are clock, calculator",
+    "files__*": "has 'files__*', but no tool matches that: add [tools.files] to the settings",
+    "c*k?": "has 'c*k?', but no tool matches that: the tools are clock, calculator, fetch, files, "
+    "shell",
+    "!files__*": "has '!files__*', but no tool matches that: add [tools.files] to the settings",
 }
 
 

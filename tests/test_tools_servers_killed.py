@@ -20,10 +20,11 @@ from anyio.to_thread import run_sync
 
 from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
-from nanoloop.parts import make_logins, server_places
+from nanoloop.parts import make_logins
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
+from nanoloop.tool_sources import server_places
 from nanoloop.tools.servers import ToolServers
 from tests.test_tools_servers_oauth import MACHINE, Tickets
 from tests.test_tools_servers_real import installed, page

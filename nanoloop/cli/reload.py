@@ -20,13 +20,15 @@ from nanoloop.cli.config import values
 from nanoloop.errors import SettingsError
 from nanoloop.events import SettingsRefused, SettingsReloaded, announce
 from nanoloop.files import user_folder
-from nanoloop.parts import check_models, make_agents, renew_agents, server_places
+from nanoloop.parts import check_models, make_agents, renew_agents
 from nanoloop.protocols import Channel
 from nanoloop.settings import Settings
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.files import NAME
 from nanoloop.settings.trust import FILE as TRUSTED
 from nanoloop.settings.vendors import suited
+from nanoloop.skills import FILE as SKILL
+from nanoloop.tool_sources import server_places
 from nanoloop.tools.functions import files_run
 from nanoloop.tools.servers import ToolServerPlace
 
@@ -37,9 +39,9 @@ LOOK_SECONDS = 1.0
 """How often the files are checked; a file that is being written waits for the next check."""
 
 _RULES = "|".join(PlatformSettings.model_fields.keys() - {"enabled"})
-_CODE = "tools.functions"
+_CODE, _SKILLS = "tools.functions", "skills.folders"
 LIVE = re.compile(
-    r"prompt|log\.level|agents\..*|tools\.(functions|budget_tokens|servers\..*)"
+    r"prompt|log\.level|agents\..*|skills\..*|tools\.(functions|budget_tokens|servers\..*)"
     rf"|channels\.(?!web\.)\w+\.({_RULES})"
 )
 """Matches the settings that can change at runtime."""
@@ -57,8 +59,8 @@ class Fresh(NamedTuple):
     settings: Settings
     agents: Agents
     places: Sequence[ToolServerPlace]
-    has_new_code: bool
-    """Whether a module with the user's functions has changed."""
+    changed: Sequence[str]
+    """The settings that name files which have changed: functions' modules, or skills."""
 
 
 class Reload:
@@ -77,6 +79,7 @@ class Reload:
         self._load = load
         self._settings = settings
         self._values = dict(values(settings))
+        self._folders = settings.skills.folders
         self._applied = self._stamps()
         self._reading = Lock()
 
@@ -97,7 +100,7 @@ class Reload:
         files = [*self._settings.files]
         if self._settings.own_file not in files[:1]:  # another file may take priority later
             files = [Path(NAME), usual / NAME]
-        places = [*files, usual / TRUSTED, *files_run()]
+        places = [*files, usual / TRUSTED, *files_run(), *self._skills()]
         found = {}
         for file in files:
             with suppress(OSError):
@@ -108,6 +111,11 @@ class Reload:
                 found[place] = (about.st_mtime_ns, about.st_size, about.st_ino)
         return found
 
+    def _skills(self) -> Iterable[Path]:
+        """Return what shows that a skill was added, changed or removed."""
+        for folder in self._folders:
+            yield from (folder, folder / SKILL, *folder.glob(f"*/{SKILL}"))
+
     def __call__(self) -> None:
         """Reload the files; if they contain a mistake, report it and change nothing."""
         self._apply(self._read())
@@ -116,10 +124,16 @@ class Reload:
         """Read the files and the tool modules; return a description of the mistake, if any."""
         with self._reading:
             before = self._applied
-            self._applied = self._stamps()  # first, so that any later change is noticed next time
-            changed = {file for file in files_run() if before.get(file) != self._applied.get(file)}
+            self._applied = self._stamps()  # first, so that later changes are noticed next time
+            places_of = {_CODE: [*files_run()], _SKILLS: [*self._skills()]}
+            changed = [
+                key
+                for key, files in places_of.items()
+                if any(before.get(file) != self._applied.get(file) for file in files)
+            ]
             try:
                 fresh = self._fresh()
+                self._folders = fresh.skills.folders
                 places = server_places(fresh)
                 agents = make_agents(suited(fresh), self._app.loop.recall, self._app.tool_servers)
                 check_models(fresh)
@@ -129,7 +143,7 @@ class Reload:
             finally:
                 # Modules that have just been loaded must not be noticed next time.
                 self._applied = self._stamps() | self._applied
-            return Fresh(fresh, agents, places, bool(changed))
+            return Fresh(fresh, agents, places, changed)
 
     def _apply(self, read: Fresh | SettingsError) -> None:
         if isinstance(read, SettingsError):
@@ -147,7 +161,7 @@ class Reload:
             own = rules.get(channel.name)
             if isinstance(channel, PlatformChannel) and isinstance(own, PlatformSettings):
                 channel.access.rules = own
-        self._tell(dict(values(fresh)), also=(_CODE,) if read.has_new_code else ())
+        self._tell(dict(values(fresh)), also=read.changed)
 
     def _fresh(self) -> Settings:
         """Load the settings; raises `SettingsError` if a file is no longer trusted."""

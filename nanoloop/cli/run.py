@@ -39,8 +39,8 @@ SIGTERM and SIGINT let running turns finish; a second signal ends the process at
 lost either way: each line from a pipe is read only after the previous one has been answered.
 
 A changed settings file or agent file is reloaded within seconds, or on SIGHUP if there is no
-terminal. Prompts, agents, your own tools, permissions, rate limits and the log level change at
-once. The log says what was applied and what needs a restart."""
+terminal. Prompts, agents, skills, your own tools, permissions, rate limits and the log level change
+at once. The log says what was applied and what needs a restart."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

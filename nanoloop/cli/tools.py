@@ -21,20 +21,15 @@ from nanoloop.cli import Exit, add_actions, load_settings
 from nanoloop.cli.output import say, say_json
 from nanoloop.errors import LoginFailed, SettingsError
 from nanoloop.files import refusal
-from nanoloop.parts import (
-    BUILT_IN,
-    make_agents,
-    make_logins,
-    make_servers,
-    make_tools,
-    recall_alone,
-    server_places,
-)
+from nanoloop.parts import make_agents, make_logins, make_servers, recall_alone
+from nanoloop.plugins import OURS
 from nanoloop.protocols import Tool, ToolCall, effect_of, is_repeatable, runs_again, settle_of
 from nanoloop.session.entry import fresh_id
 from nanoloop.settings import Settings
 from nanoloop.settings.vendors import suited
-from nanoloop.tokens import tools_tokens
+from nanoloop.skills import READ_SKILL, SkillReader
+from nanoloop.tokens import text_tokens, tools_tokens
+from nanoloop.tool_sources import BUILT_IN, PACKAGES, make_tools, server_places
 from nanoloop.tools.call import CurrentCall, Outlet, calling
 from nanoloop.tools.finding import FIND_TOOLS
 from nanoloop.tools.logins import ServerLogin
@@ -44,7 +39,8 @@ from nanoloop.words import did_you_mean
 
 _HOW = """
 Without an action, it lists the tools that each agent may call, with their effect (`reads` or
-`writes`), the estimated tokens that they take in each request, and where they come from.
+`writes`), the estimated tokens that they take in each request, and where they come from, and the
+skills that each agent may read.
 Tool servers are started for this. It shows which of their tools are new or have changed."""
 _ACCEPT_HOW = """
 A server's descriptions of its tools reach the model. The first ones are accepted; tools that are
@@ -95,11 +91,15 @@ async def _list(args: Namespace, settings: Settings) -> int:
         agents = make_agents(settings, recall, servers)
         sources = make_tools(settings, recall, servers)
         if args.json:
-            say_json({name: [*_rows(agents, name, sources)] for name in agents})
+            say_json(
+                {name: [*_rows(agents, name, sources), *_skills(agents, name)] for name in agents}
+            )
             return Exit.DONE
         for name in agents:
             rows = [*_rows(agents, name, sources)]
             say(_listed(name, rows, is_default=name == agents.default.name))
+            if skills := [*_skills(agents, name)]:
+                say(_skills_listed(name, skills))
         for server in servers:
             say(printable("\n".join(server.report())))
     return Exit.DONE
@@ -199,8 +199,27 @@ def _rows(agents: Agents, agent: str, sources: Sequence[ToolSource]) -> Iterator
 def _source_of(name: str, sources: Sequence[ToolSource]) -> str:
     known = (source.name for source in sources for tool in source.tools.values())
     names = (tool.spec.name for source in sources for tool in source.tools.values())
-    usual = BUILT_IN if name == FIND_TOOLS else "packages"
-    return dict(zip(names, known, strict=True)).get(name, usual)
+    source = dict(zip(names, known, strict=True)).get(name, PACKAGES)
+    is_ours = name in {FIND_TOOLS, READ_SKILL} or name.partition("__")[0] in OURS["tools"]
+    return BUILT_IN if is_ours and source == PACKAGES else source
+
+
+def _skills(agents: Agents, agent: str) -> Iterator[Mapping[str, Any]]:
+    reader = agents[agent].toolbox.tools.get(READ_SKILL)
+    for skill in reader.skills.values() if isinstance(reader, SkillReader) else ():
+        yield {
+            "name": skill.name,
+            "effect": "skill",
+            "tokens": text_tokens(skill.line),
+            "source": str(skill.folder),
+        }
+
+
+def _skills_listed(agent: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    wide = max(len(row["name"]) for row in rows)
+    count, tokens = f"{len(rows)} skill{'s' * (len(rows) != 1)}", sum(row["tokens"] for row in rows)
+    lines = (f"  {row['name']:{wide}}  {row['tokens']:>5}  {row['source']}" for row in rows)
+    return printable("\n".join((f"{agent}: {count}, {tokens} tokens in its prompt", *lines)))
 
 
 def _after_a_kill(tool: Tool) -> str:

@@ -156,7 +156,7 @@ def _server_table(_: str) -> type[BaseModel]:
 
 
 class ToolTable(NoSettings):
-    """A tool from another package; agents without a list of tools may also call it."""
+    """A tool that is off without its table, or from a package; agents without a list get it too."""
 
 
 class ToolSettings(PluginTables):
@@ -180,6 +180,15 @@ class ToolSettings(PluginTables):
         dict[str, ToolServerSettings],
         ByName(_server_table, usual=ToolServerSettings, example="files"),
     ] = Field(default_factory=dict)
+
+
+class SkillSettings(Section):
+    """Skills: instructions for some kinds of task, which agents read when one fits."""
+
+    folders: Annotated[tuple[Folder, ...], Field(strict=False)] = Field(
+        default=(), examples=[["~/skills"]]
+    )
+    """Folders with skills, each a folder with a file `SKILL.md`."""
 
 
 class ProviderSettings(Section):
@@ -362,6 +371,8 @@ class AgentSettings(Section):
     """Names and globs of the tools that the agent may call (`!` excludes); by default, all."""
     approve: Approval | None = Field(default=None, examples=["always"])
     """Which of the agent's tool calls a person has to approve; goes before tools.approve."""
+    skills: Names | None = Field(default=None, examples=[["pdf-*"]])
+    """Names and globs of the skills that the agent may read (`!` excludes); by default, all."""
     max_steps: Annotated[int, Field(ge=1), Unit("model calls")] | None = Field(
         default=None, examples=[20]
     )
@@ -431,6 +442,7 @@ class Settings(BaseSettings):
     loop: LoopSettings = LoopSettings()
     turn: TurnSettings = TurnSettings()
     tools: ToolSettings = ToolSettings()
+    skills: SkillSettings = SkillSettings()
     provider: ProviderSettings = ProviderSettings()
     providers: Annotated[
         dict[str, PluginTable],

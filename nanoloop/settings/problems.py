@@ -296,6 +296,9 @@ def _server(settings: Settings, name: str) -> Iterator[Problem]:
     if not _SERVER.fullmatch(name):
         text = f"{key} is not a server's name: use up to 30 letters, digits, - and single _"
         yield Problem(text=text, keys=(key,))
+    if name in settings.tools.of_plugins:
+        text = f"{key} has the name of the tools in [tools.{name}]: choose another name"
+        yield Problem(text=text, keys=(key,))
     if bool(own.command) == bool(own.url):
         has = "both a command and a url" if own.url else "neither a command nor a url"
         keys = (f"{key}.url", f"{key}.command", key)

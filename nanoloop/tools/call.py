@@ -1,4 +1,4 @@
-"""The running tool call: its id, who asked for it, and a way for its tool to write to the chat."""
+"""The running tool call: its id, who asked for it, and ways to write to the chat and send files."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from nanoloop.messages import Speaker
 from nanoloop.session.entry import Entry
 from nanoloop.session.speech import GROUP, speaker_of, typed
+from nanoloop.tools.file_results import AttachedFiles, FileResult
 
 MOST_SAID = 20
 """How many texts one turn's calls may send to the chat."""
@@ -54,6 +55,7 @@ class CurrentCall:
     is_group: bool = False
     """True if the chat has several people."""
     outlet: Outlet | None = field(default=None, repr=False, compare=False)
+    files: AttachedFiles = field(default_factory=AttachedFiles, repr=False, compare=False)
 
     def say(self, text: str) -> bool:
         """Send this text to the chat now; return True if it will be sent.
@@ -63,8 +65,22 @@ class CurrentCall:
         """
         return self.outlet is not None and self.outlet.say(text)
 
+    def attach(self, file: FileResult) -> bool:
+        """Add a file to the call's result; return True if it was accepted.
+
+        This never waits, and threads may call it. The file is read and stored when the call ends,
+        also if it fails. None is accepted if files can't be kept here, if the call has ended, or
+        if it has attached as many as it may.
+        """
+        return self.files.add(file)
+
 
 _running: ContextVar[CurrentCall] = ContextVar("the call that is running")
+
+
+def call_here() -> CurrentCall | None:
+    """Return the running call, or None."""
+    return _running.get(None)
 
 
 def current_call() -> CurrentCall:

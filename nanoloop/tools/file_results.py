@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from anyio.to_thread import run_sync
@@ -91,6 +92,36 @@ class FileResult:
         return self.content
 
 
+class AttachedFiles:
+    """The files that a tool attaches to its call while it runs, from any thread."""
+
+    def __init__(self) -> None:
+        self._files: list[FileResult] | None = None
+        self._guard = Lock()
+
+    def open(self, session_id: str | None) -> None:
+        """Accept files from now on, if files can be kept for this session."""
+        with self._guard:
+            if self._files is None and _kept_for(session_id) is not None:
+                self._files = []
+
+    def add(self, file: FileResult) -> bool:
+        """Accept a file, unless the call has ended or has as many files as it may have."""
+        if not isinstance(file, FileResult):
+            raise TypeError(f"a {type(file).__name__} can't be attached: give a FileResult")
+        with self._guard:
+            if self._files is None or len(self._files) == MOST_FILES:
+                return False
+            self._files.append(file)
+            return True
+
+    def close(self) -> Sequence[FileResult]:
+        """Accept no more files, and return those that were accepted."""
+        with self._guard:
+            files, self._files = self._files or (), None
+            return files
+
+
 def parted(result: Any) -> tuple[Any, Sequence[FileResult]]:
     """Return a tool's result without its files, and the files."""
     if isinstance(result, FileResult):
@@ -118,22 +149,27 @@ async def kept_results(files: Sequence[FileResult], *, session_id: str | None) -
             if number >= MOST_FILES:
                 raise ToolError(f"a call may return at most {MOST_FILES} files")  # noqa: TRY301
             known = await _kept(file, session_id)
-        except (ToolError, AttachmentsFull, DiskRefused, OSError) as error:
-            told.append(f"[the file {file.shown_name} is missing: {_why(error)}]")
+        except (ToolError, AttachmentsFull, DiskRefused, OSError, ValueError) as error:
+            told.append(f"[the file {file.shown_name} is missing: {why_refused(error)}]")
         else:
             facts.append(known)
             told.append(_named(known))
     return KeptResults(told="\n".join(told), facts=tuple(facts))
 
 
-async def _kept(file: FileResult, session_id: str | None) -> dict[str, Any]:
+def _kept_for(session_id: str | None) -> Attachments | None:
+    """Return where this session's files are kept, if anywhere: not if a tool asks an agent, say."""
     here = files_here.get()
-    if here is None or here[1] != session_id:  # an agent that a tool asks, say
+    return here[0] if here is not None and here[1] == session_id else None
+
+
+async def _kept(file: FileResult, session_id: str | None) -> dict[str, Any]:
+    attachments = _kept_for(session_id)
+    if attachments is None or session_id is None:
         raise ToolError("files can't be kept in this conversation")
-    attachments = here[0]
     kept = await attachments.keep_made(
         await run_sync(file.read),
-        session_id=here[1],
+        session_id=session_id,
         name=file.shown_name,
         mime_type=file.shown_type,
     )
@@ -142,7 +178,8 @@ async def _kept(file: FileResult, session_id: str | None) -> dict[str, Any]:
     return known | ({SENT: True} if file.send else {})
 
 
-def _why(error: Exception) -> str:
+def why_refused(error: Exception) -> str:
+    """Return why a file can't be used, as the model and people may read it."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, FileRefused):

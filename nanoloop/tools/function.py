@@ -71,6 +71,8 @@ class FunctionTool(Generic[P, R]):
         """True if a call interrupted by a kill runs again, with the same id."""
         self.approve = _checked_approve(approve)
         """Which calls a person has to approve; settings can ask for more, but not for less."""
+        self.origin = ""
+        """What the function works on, such as a folder: an approval holds for that one only."""
         self.settle = None if settle is None else partial(self._settled, settle)
         """Returns the result of the call with this id, or None if the call had no effect."""
         self._description = description

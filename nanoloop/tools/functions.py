@@ -29,7 +29,7 @@ from nanoloop.tools.results import READ_RESULT
 FOLDER = "tools"
 """The folder for modules of tools, in the data folder."""
 Stamp = tuple[int, int, int]
-_OTHERS_WRITE, _OTHERS_ENTER = 0o022, 0o011
+_OTHERS_WRITE, OTHERS_ENTER = 0o022, 0o011
 _PREFIX = "nanoloop_tools_"
 """The prefix of those modules' names in `sys.modules`."""
 _OURS = re.compile(r" < (?:functions\.py:|<frozen importlib)")
@@ -198,22 +198,30 @@ def _of_data_folder(folder: Path, name: str) -> ModuleType | None:
 
 def _read(folder: Path, name: str) -> tuple[bytes, Stamp]:
     """Read a code file; raise `OSError` unless only this user can have written it."""
-    is_open = bool(S_IMODE(folder.parent.stat().st_mode) & _OTHERS_ENTER)
+    is_open = bool(S_IMODE(folder.parent.stat().st_mode) & OTHERS_ENTER)
     there = folder.lstat()
     if S_ISDIR(there.st_mode):  # anything else is refused below
-        _check_ours(folder, there, is_open=is_open)
+        check_ours(folder, there, is_open=is_open)
     path = folder / f"{name}.py"
     with os.fdopen(open_beneath(folder.parent, f"{folder.name}/{path.name}"), "rb") as file:
         there = os.fstat(file.fileno())
-        _check_ours(path, there, is_open=is_open)
+        check_ours(path, there, is_open=is_open)
         return file.read(), _stamp(there)
 
 
-def _check_ours(path: Path, there: os.stat_result, *, is_open: bool) -> None:
-    """Raise `FileRefused` if others own the file, or can enter its folder and write to the file."""
-    if there.st_uid != os.geteuid():
-        raise FileRefused(path, "belongs to somebody else, so its code is not run: make it yours")
+def check_ours(
+    path: Path,
+    there: os.stat_result,
+    *,
+    is_open: bool,
+    also: Collection[int] = (),
+    so: str = "so its code is not run",
+) -> None:
+    """Raise `FileRefused` if others own the file, or can enter its folder and write to the file.
+
+    `also` has users who may own it too, and `so` says what follows.
+    """
+    if there.st_uid not in {os.geteuid(), *also}:
+        raise FileRefused(path, f"belongs to somebody else, {so}: make it yours")
     if is_open and S_IMODE(there.st_mode) & _OTHERS_WRITE:
-        raise FileRefused(
-            path, f"may be written by others, so its code is not run: `chmod go-w {path}`"
-        )
+        raise FileRefused(path, f"may be written by others, {so}: `chmod go-w {path}`")

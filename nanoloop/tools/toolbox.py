@@ -36,7 +36,8 @@ from nanoloop.session.chat import MOST_PARTS
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 from nanoloop.tools.approval import LONGEST_SHOWN, ApprovalRules, digest_of, shown_arguments
-from nanoloop.tools.file_results import KeptResults, kept_results, parted
+from nanoloop.tools.call import call_here
+from nanoloop.tools.file_results import AttachedFiles, FileResult, KeptResults, kept_results, parted
 from nanoloop.tools.finding import Finder
 from nanoloop.tools.function import tool as as_tool
 from nanoloop.tools.prompts import ServerPrompt
@@ -221,23 +222,25 @@ class Toolbox:
         return run.outcome(self._result_chars)
 
     async def _into(self, run: _Run) -> None:
+        attached = _attached_to(run.call)
         try:
             tool = self._found(run.call.name)
             if not run.settles:
                 run.parameters = decoded(run.call.arguments)
             result, files = parted(_checked(await self._in_time(tool, run), run))
             run.text = as_text(result)
-            if files:
-                session = here.get(None)
-                session_id = None if session is None else session.id
-                run.files = await kept_results(files, session_id=session_id)
+            run.files = await _kept([*attached.close(), *files])
             run.error = None
         # A tool's bug is text for the model: neither `sys.exit` nor a group of errors with a
         # cancellation in it may end the turn.
         except (Exception, SystemExit, BaseExceptionGroup) as error:  # noqa: BLE001
             run.fail(error)
         finally:
+            # Otherwise `settle` is asked next, and its outcome has the files.
+            left = attached.close() if run.is_final or not self.settles(run.call.name) else ()
             run.seconds = perf_counter() - run.started
+        if left:
+            run.files = await _kept(left)
 
     def _found(self, name: str) -> Tool:
         if name in self._tools:
@@ -262,6 +265,24 @@ class Toolbox:
         return None  # never reached; the scope only swallows its own cancellation
 
 
+def _attached_to(call: ToolCall) -> AttachedFiles:
+    """Return the files that the running call attaches, which are accepted from now on."""
+    current = call_here()
+    if current is None or current.tool != call.name:  # a tool that runs another by itself
+        return AttachedFiles()
+    current.files.open(_session_id())
+    return current.files
+
+
+async def _kept(files: Sequence[FileResult]) -> KeptResults:
+    return await kept_results(files, session_id=_session_id()) if files else KeptResults()
+
+
+def _session_id() -> str | None:
+    session = here.get(None)
+    return None if session is None else session.id
+
+
 @dataclass(slots=True, kw_only=True)
 class _Run:
     """A call in progress, which counts as interrupted until it ends: a tool may cancel itself."""
@@ -277,6 +298,11 @@ class _Run:
     """Our id of the call, if it is only settled and not run."""
     started: float = field(default_factory=perf_counter)
     seconds: float = 0.0
+
+    @property
+    def is_final(self) -> bool:
+        """True if whether the call took effect is known, or as well as it can be."""
+        return self.error is None or self.is_refused or bool(self.settles)
 
     def fail(self, error: BaseException) -> None:
         self.error = told(error)
@@ -295,6 +321,7 @@ class _Run:
         self.text = _sendable(self.text)
         # Behind a text that may be cut.
         text = "\n".join(filter(None, (clipped(self.text, chars), self.files.told)))
+        error = "\n".join(filter(None, (error, self.files.told)))
         return ToolOutcome(
             call=self.call,
             success=success,
@@ -302,7 +329,7 @@ class _Run:
             error="" if success else error,
             seconds=self.seconds,
             parameters=self.parameters,
-            files=self.files.facts if success else (),
+            files=self.files.facts,
             files_told=self.files.told,
             whole=self.text[:MOST_WHOLE] if success and len(self.text) > chars else "",
             chars=chars,

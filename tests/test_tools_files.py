@@ -1,0 +1,303 @@
+"""The tools `files__*`: what a model may do in a folder, and what leads out of it."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from nanoloop.errors import SettingsError, ToolError
+from nanoloop.parts import make_agents
+from nanoloop.protocols import effect_of, runs_again
+from nanoloop.settings import Settings
+from nanoloop.testing.channels.fake import FakeChats
+from nanoloop.testing.channels.stage import says
+from nanoloop.tools import files
+from nanoloop.tools.approval import digest_of
+from nanoloop.tools.files import SharedFolder
+from tests.made_documents import pdf
+from tests.sent_files import bot_with
+from tests.test_tools_functions import World, names, said_by, world
+
+__all__ = ["world"]
+
+OUT = ["../secret", "a/../../secret", "/../secret", "link", "to/secret", "pipe", "a\0b", "a", ""]
+
+
+@pytest.fixture
+def docs(tmp_path):
+    """A folder with files, and beside it what nobody may reach."""
+    folder = tmp_path / "docs"
+    (folder / "a").mkdir(parents=True)
+    (folder / "a" / "tea.txt").write_text("Green tea\nand  black\nTEA\n")
+    (folder / "b.pdf").write_bytes(pdf("the code is 4711"))
+    (folder / "western.txt").write_bytes("Über fünf €".encode("cp1252"))
+    (folder / "wide.txt").write_bytes("plain tea".encode("utf-16"))
+    (tmp_path / "secret").write_text("secret tea")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "to").symlink_to(tmp_path)
+    os.mkfifo(folder / "pipe")
+    return folder
+
+
+@pytest.fixture
+def shared(docs):
+    return SharedFolder(docs)
+
+
+# What is read
+
+
+def test_a_folder_is_listed_with_sizes_and_what_is_no_file(shared):
+    assert shared.list().splitlines() == [
+        "a/",
+        f"b.pdf  {len(pdf('the code is 4711')):,} bytes",
+        "link  (not a file: a link, say)",
+        "pipe  (not a file: a link, say)",
+        "to  (not a file: a link, say)",
+        "western.txt  11 bytes",
+        "wide.txt  20 bytes",
+    ]
+    assert shared.list("/a/.") == "tea.txt  25 bytes"
+
+
+def test_a_long_list_is_cut_and_says_so(shared, docs, monkeypatch):
+    monkeypatch.setattr(files, "MOST_LISTED", 2)
+    assert shared.list().splitlines()[1:] == [shared.list().splitlines()[1], "[and 5 more]"]
+    (docs / "empty").mkdir()
+    assert shared.list("empty") == "[the folder is empty]"
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("a/tea.txt", "Green tea\nand  black\nTEA\n"),
+        ("/a//./tea.txt", "Green tea\nand  black\nTEA\n"),
+        ("b.pdf", "[page 1]\nthe code is 4711"),
+        ("western.txt", "Über fünf €"),
+        ("wide.txt", "plain tea"),
+    ],
+)
+async def test_text_in_any_encoding_and_documents_are_read(shared, path, text):
+    assert await shared.read(path) == text
+
+
+async def test_reading_goes_on_at_a_character(shared):
+    assert await shared.read("a/tea.txt", begin=21) == "TEA\n"
+
+
+@pytest.mark.parametrize("path", OUT)
+async def test_nothing_outside_of_the_folder_is_read_and_no_link_or_device(shared, path):
+    with pytest.raises(ToolError) as caught:
+        await shared.read(path)
+    assert "secret tea" not in str(caught.value)
+    assert str(Path(shared._folder).parent) not in str(caught.value)
+
+
+async def test_a_missing_and_an_unreadable_file_are_told(shared, docs):
+    (docs / "x.bin").write_bytes(bytes(range(9)))
+    with pytest.raises(ToolError, match=r"there is no 'tea.txt': files__list shows what is there"):
+        await shared.read("tea.txt")
+    with pytest.raises(ToolError, match=r"'x.bin' can't be read: a file of this kind"):
+        await shared.read("x.bin")
+
+
+def test_a_search_finds_names_and_lines_and_follows_no_link(shared):
+    assert shared.search("tea").splitlines() == [
+        "wide.txt:1: plain tea",
+        "a/tea.txt",
+        "a/tea.txt:1: Green tea and black TEA",
+        "a/tea.txt:3: Green tea and black TEA",
+    ]
+    assert shared.search("and BLACK", "a") == "a/tea.txt:2: Green tea and black TEA"
+    assert shared.search("secret") == "[no file has 'secret']"
+
+
+def test_a_search_is_bounded(shared, docs, monkeypatch):
+    (docs / "many.txt").write_text("tea\n" * 100)
+    monkeypatch.setattr(files, "MOST_FOUND", 5)
+    found = shared.search("tea").splitlines()
+    assert (len(found), found[-1]) == (6, "[there may be more: search one folder]")
+    monkeypatch.setattr(files, "MOST_SEARCHED", 1)
+    assert shared.search("nowhere").endswith("[only 1 files were searched]")
+
+
+async def test_a_file_is_sent_to_the_chat(docs, tmp_path):
+    chats = FakeChats()
+    async with bot_with(chats.platform(), tmp_path, 0) as bot:
+        send = files.make(files.FilesSettings(folder=docs))[3]
+        bot.loop.agents.default.toolbox = files_as(send)
+        await chats.say("with-ann", "make it")
+        await says(chats, "with-ann", "[b.pdf]", "Here it is.")
+
+
+def files_as(send):
+    from nanoloop import tool  # noqa: PLC0415 - a tool of the name that the model calls
+    from nanoloop.tools.toolbox import Toolbox  # noqa: PLC0415 - as above
+
+    return Toolbox([tool(name="make", effect="reads")(lambda: send("b.pdf"))])
+
+
+@pytest.mark.parametrize("path", OUT)
+def test_nothing_outside_of_the_folder_is_sent(shared, path):
+    with pytest.raises(ToolError):
+        shared.send(path)
+
+
+# What is written
+
+
+def test_a_file_is_written_whole_with_the_folders_above_it(shared, docs):
+    assert shared.write("new/er/note.md", "tëa") == "new/er/note.md created: 4 bytes"
+    assert (docs / "new" / "er" / "note.md").read_text() == "tëa"
+    (docs / "a" / "tea.txt").chmod(0o640)
+    assert shared.write("a/tea.txt", "") == "a/tea.txt replaced: 0 bytes"
+    assert (docs / "a" / "tea.txt").stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in (docs / "a").iterdir()] == ["tea.txt"]
+
+
+@pytest.mark.parametrize("path", OUT)
+def test_nothing_outside_of_the_folder_is_written_and_no_link_or_device(shared, docs, path):
+    before = sorted(docs.parent.rglob("*"))
+    with pytest.raises(ToolError):
+        shared.write(path, "x")
+    assert (docs.parent / "secret").read_text() == "secret tea"
+    assert sorted(docs.parent.rglob("*")) == before
+
+
+def test_a_reader_sees_the_old_file_or_the_new_one_and_nothing_between(shared, docs):
+    texts = ["x" * 100_000, "y" * 100_000]
+    shared.write("both", texts[0])
+    seen, is_over = set(), threading.Event()
+
+    def look():
+        while not is_over.is_set():
+            seen.add((docs / "both").read_text())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for number in range(50):
+        shared.write("both", texts[number % 2])
+    is_over.set()
+    thread.join()
+    assert seen <= {*texts}
+
+
+def test_a_write_that_fails_leaves_the_old_file(shared, docs, monkeypatch):
+    monkeypatch.setattr(
+        "nanoloop.files.write_all", lambda *_: (_ for _ in ()).throw(OSError(28, "no space"))
+    )
+    with pytest.raises(ToolError, match=r"'a/tea.txt' can't be used: no space"):
+        shared.write("a/tea.txt", "x")
+    assert [path.name for path in (docs / "a").iterdir()] == ["tea.txt"]
+    assert (docs / "a" / "tea.txt").read_text().startswith("Green")
+
+
+def test_a_text_that_is_too_long_is_not_written(shared):
+    with pytest.raises(ToolError, match="more than 1,000,000 characters"):
+        shared.write("long", "x" * 1_000_001)
+
+
+# From the settings
+
+
+def table(docs, more=""):
+    return f'[tools.files]\nfolder = "{docs}"\n{more}'
+
+
+READING = ["files__list", "files__read", "files__search", "files__send"]
+
+
+async def test_the_table_turns_them_on_for_agents_without_a_list(world, docs):
+    agent = world.agents(table(docs)).default
+    assert names(agent)[2:] == READING
+    assert (
+        await said_by(agent, "files__read", '{"path": "a/tea.txt"}')
+        == "Green tea\nand  black\nTEA\n"
+    )
+    assert all(effect_of(agent.toolbox.tools[name]) == "reads" for name in READING)
+    assert names(world.agents("").default) == ["clock", "calculator"]
+
+
+def test_writing_is_a_setting_of_its_own(world, docs):
+    agent = world.agents(table(docs, "write = true")).default
+    assert names(agent)[2:] == [*READING, "files__write"]
+    write = agent.toolbox.tools["files__write"]
+    assert (effect_of(write), runs_again(write)) == ("writes", True)
+
+
+@pytest.mark.parametrize("rule", ["files", "files__*", "files__write"])
+def test_a_rule_for_approvals_can_name_all_or_one(world, docs, rule):
+    rules = f'[tools]\napprove = {{ "{rule}" = "writes" }}\n'
+    agent = world.agents(f"{rules}{table(docs, 'write = true')}").default
+    asked = [name for name in names(agent) if agent.toolbox.asks_first(name)]
+    assert asked == ["files__write"]
+
+
+def test_an_approval_holds_for_the_folder_that_it_was_given_for(docs):
+    here, there = (
+        files.make(files.FilesSettings(folder=folder, write=True))[-1]
+        for folder in (docs, docs.parent)
+    )
+    assert digest_of(here) != digest_of(there)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ('["clock"]', ["clock"]),
+        ('["clock", "files"]', ["clock", *READING]),
+        ('["files__*", "!files__s*"]', ["files__list", "files__read"]),
+        ('["!files"]', ["clock", "calculator"]),
+    ],
+)
+def test_an_agents_list_names_all_or_some(world, docs, wanted, found):
+    agents = world.agents(f"{table(docs)}\n[agents.cook]\ntools = {wanted}")
+    assert names(agents["cook"]) == found
+
+
+REFUSED = {
+    '[tools.files]\nfolder = "/nowhere"': 'n.toml:2: tools.files.folder is "/nowhere", but there '
+    "is no such folder: create it, or choose another one",
+    "[tools.files]\nwrite = true": "n.toml:1: tools.files.folder is missing: set it",
+    "[tools.files]\nfolder = 5": "n.toml:2: tools.files.folder is 5, not a path",
+    '[agents.cook]\ntools = ["files"]': "tools.files.folder is missing: set it",
+    '[tools.files]\nfolder = "{data}"': 'n.toml:2: tools.files.folder is "{data}", but {data} '
+    "would be in reach: choose another folder",
+    '[tools.files]\nfolder = "{data}/tools"': "would be in reach",
+    '[tools.files]\nfolder = "/"': "would be in reach",
+    '[tools.files]\nfolder = "/tmp"\n[tools.servers.files]\nurl = "http://a/"': "n.toml:3: "
+    "tools.servers.files has the name of the tools in [tools.files]: choose another name",
+    '[tools.files]\nfolder = "{docs}"\n[tools.functions]\nfiles__read = "mine:stock"': "n.toml:4: "
+    'tools.functions.files__read is "mine:stock", but there is another tool',
+}
+
+
+@pytest.mark.parametrize(("text", "told"), REFUSED.items(), ids=REFUSED)
+def test_a_wrong_table_is_refused_with_file_and_line(world, docs, text, told):
+    places = {"data": world.folder / "data", "docs": docs}
+    world.file = world.folder / "n.toml"
+    (world.own / "mine.py").write_text("def stock() -> str: ...\n")
+    refusal = world.refusal(text.format(**places))
+    assert told.format(**places).replace(f"{world.folder}/", "") in refusal
+
+
+def test_an_untrusted_settings_file_shares_no_folder(tmp_path):
+    (tmp_path / "nanoloop.toml").write_text(table("/"))
+    settings = Settings.load(cwd=tmp_path, env={"HOME": str(tmp_path / "home")})
+    assert not settings.tools.of_plugins
+    assert settings.left_out is not None
+
+
+def test_the_folder_with_the_settings_file_is_not_shared(world):
+    with pytest.raises(SettingsError, match=r"nanoloop.toml would be in reach"):
+        make_agents(
+            Settings.load(
+                config=written(world), env={"HOME": "/nowhere"}, flags={"data": "/nowhere/data"}
+            )
+        )
+
+
+def written(world: World):
+    world.file.write_text(table(world.folder))
+    return world.file
