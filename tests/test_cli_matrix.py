@@ -74,6 +74,8 @@ LINES = {
     "tools call": f"tools call '{ODD}'",
     "demo": "demo --fast",
     "tools accept": "tools accept files",
+    "tools login": "tools login files",
+    "tools logout": "tools logout files",
     "approvals list": "approvals list",
     "approvals yes": "approvals yes s0 7",
     "approvals no": f"approvals no s0 7 '{ODD}'",
@@ -101,6 +103,8 @@ ENDS = {
     "model remove": Exit.NOT_FOUND,
     "tools call": Exit.NOT_FOUND,
     "tools accept": Exit.NOT_FOUND,
+    "tools login": Exit.NOT_FOUND,
+    "tools logout": Exit.NOT_FOUND,
     "approvals yes": Exit.NOT_FOUND,
     "approvals no": Exit.NOT_FOUND,
 }

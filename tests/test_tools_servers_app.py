@@ -224,14 +224,14 @@ def test_headers_are_never_shown(write, capsys):
 
 @pytest.mark.parametrize("installed", ["1.26.0", "3.0"])
 def test_without_a_package_that_fits_the_extra_is_named(write, monkeypatch, installed):
-    monkeypatch.setattr("nanoloop.parts.version", lambda _: installed)
+    monkeypatch.setattr("nanoloop.tool_sources.version", lambda _: installed)
     with pytest.raises(SettingsError, match=r'needs mcp 2.3, .*install the extra "mcp"'):
         App.of(load(), provider=ScriptedProvider())
 
 
 async def test_a_server_that_is_not_enabled_is_not_there(write, monkeypatch):
     write(server='url = "http://a"\nenabled = false')
-    monkeypatch.setattr("nanoloop.parts.version", lambda _: "1.0")
+    monkeypatch.setattr("nanoloop.tool_sources.version", lambda _: "1.0")
     assert [*App.of(load(), provider=ScriptedProvider()).tool_servers] == []
 
 

@@ -26,6 +26,7 @@ SECRETS = {
     "api_key": "canary-api-key-01",
     "store.encryption_key": SEAL,
     "providers.groq.api_key": "canary-groq-key-2",
+    "tools.servers.groq.client_secret": "canary-tools-client-secret",
     "channels.telegram.token": "123456:canary-telegram-token",
     "channels.matrix.token": "canary-matrix-token",
     "channels.discord.token": "canary.discord.token",
@@ -87,6 +88,10 @@ headers = {{"X-Own" = "{irc}"}}
 [tools.servers.web]
 url = "{root}/mcp"
 headers = {{"X-Own" = "{tools}"}}
+[tools.servers.groq]
+url = "{root}/groq"
+auth = "client_credentials"
+client_id = "us"
 [providers.groq]
 base_url = "{root}/v1"
 [providers.mistral]
@@ -111,7 +116,7 @@ def test_each_setting_that_is_secret_has_a_canary():
 def test_a_setting_with_the_name_of_a_secret_is_one():
     for key, field in known_settings(Settings):
         named_so = may_be_secret(key.rpartition(".")[2], "")
-        is_text = re.search("int|float|Path", repr(field.annotation)) is None
+        is_text = re.search("int|float|Path|Literal", repr(field.annotation)) is None
         assert is_secret(field) or not (named_so and is_text) or key.startswith("sentences."), key
 
 
