@@ -85,8 +85,8 @@ MUTATIONS = (
     Mutation(
         promise="what changes something waits for its turn",
         file="nanoloop/commands.py",
-        old="return name not in self._commands or not self._commands[name].writes(rest)",
-        new="return True",
+        old="        return not self._commands[name].writes(rest)",
+        new="        return True",
         test="tests/test_holds.py -k before_a_new_beginning",
     ),
     Mutation(
@@ -256,6 +256,48 @@ MUTATIONS = (
         old="        if size > MOST_BYTES:\n            raise ServerGone",
         new="        if False:\n            raise ServerGone",
         test="tests/attack/test_a_tool_server.py -m slow -k without_end",
+    ),
+    Mutation(
+        promise="processes that renew a login at once do not lose it",
+        file="nanoloop/tools/logins.py",
+        old="                while not self._is_locked(server, stack):",
+        new="                while False:",
+        test="tests/test_tools_servers_oauth.py -m slow -k at_once",
+    ),
+    Mutation(
+        promise="an answer to another login is refused",
+        file="nanoloop/tools/oauth.py",
+        old="        if not compare_digest(",
+        new="        if False and not compare_digest(",
+        test="tests/test_tools_servers_oauth.py -m slow -k wrong-state",
+    ),
+    Mutation(
+        promise="a login is sent to no other address",
+        file="nanoloop/tools/oauth.py",
+        old="if login is None or login.url != self._place.url:",
+        new="if login is None:",
+        test="tests/test_tools_servers_oauth.py -k no_other_address",
+    ),
+    Mutation(
+        promise="a login goes to no address without https",
+        file="nanoloop/tools/oauth.py",
+        old='        if not _is_safe(url, self._place):\n            raise LoginFailed("its auth',
+        new='        if False:\n            raise LoginFailed("its auth',
+        test="tests/test_tools_servers_oauth.py -k without_https",
+    ),
+    Mutation(
+        promise="an agent's list decides on prompts too",
+        file="nanoloop/parts.py",
+        old="return {names[each]: known[names[each]] for each in picked}",
+        new="return known",
+        test="tests/test_tools_servers_prompts.py -k list_decides",
+    ),
+    Mutation(
+        promise="a prompt keeps its place among waiting messages",
+        file="nanoloop/commands.py",
+        old="            for entry in behind:",
+        new="            for entry in ():",
+        test="tests/test_tools_servers_prompts.py -k keeps_its_place",
     ),
     Mutation(
         promise="tools of servers stay within their budget",
@@ -655,7 +697,7 @@ MUTATIONS = (
     ),
     Mutation(
         promise="a shared folder with our own data is refused",
-        file="nanoloop/parts.py",
+        file="nanoloop/tool_sources.py",
         old="place.is_relative_to(there) or there.is_relative_to(data)",
         new="False",
         test="tests/test_tools_files.py -k wrong_table",

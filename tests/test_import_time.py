@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 HEAVY = (
     "anthropic",
+    "mcp",
     "openai",
     "pydantic",
     "pydantic_settings",

@@ -24,6 +24,8 @@ from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 from nanoloop.tools.logins import ServerLogin
 from nanoloop.tools.servers import ToolServerFailed
+from tests.openai_server import Answer, OpenAIServer
+from tests.stages.command_line import CommandLine, ended, line_with
 from tests.tool_servers import Folder, call, until
 
 WANTED = "tickets needs a login: nanoloop tools login tickets"
@@ -65,9 +67,9 @@ def write(tmp_path, tickets, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
-    def write(auth='auth = "oauth"', more="", path="/mcp"):
+    def write(auth='auth = "oauth"', more="", path="/mcp", model="ollama:none"):
         text = f'url = "{tickets.issuer}{path}"\n{auth}\n'
-        Path("n.toml").write_text(f'model = "ollama:none"\n{more}\n[tools.servers.tickets]\n{text}')
+        Path("n.toml").write_text(f'model = "{model}"\n{more}\n[tools.servers.tickets]\n{text}')
 
     write()
     return write
@@ -332,6 +334,34 @@ async def test_a_running_program_uses_a_fresh_login_and_says_when_it_lacks_one(w
         assert WANTED in provider.calls[-1].messages[-1]["content"]
         await state(app, NEEDED)
     assert [each.reason for each in heard if isinstance(each, ToolServerFailed)] == [WANTED] * 2
+
+
+ECHO = Answer(tool_calls=(("1", "tickets__echo", '{"text": "hi"}'),))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+async def test_a_daemon_uses_a_fresh_login_and_its_log_has_no_token(write, tickets, tmp_path):
+    async with OpenAIServer(ECHO, "Called.", ECHO, "Refused.") as server:
+        nanoloop = CommandLine(tmp_path, server.url)
+        nanoloop.set(NANOLOOP_CONFIG="n.toml")
+        write(more='api_key = "k"', model="gpt-5.4")
+        async with nanoloop.started("run") as process:
+            log = [await line_with(process.stderr, WANTED)]
+            assert (await run_sync(log_in))[0] == Exit.DONE
+            log.append(await line_with(process.stderr, "tool_server_started"))
+            login = make_logins(load()).of("tickets")
+            await process.stdin.send(b"Call\n")
+            await line_with(process.stdout, "Called.")
+            assert server.requests[-1].json["messages"][-1]["content"] == "hi"
+            tickets.set("no-access", "no-refresh")
+            await process.stdin.send(b"Call again\n")
+            await line_with(process.stdout, "Refused.")
+            assert WANTED in server.requests[-1].json["messages"][-1]["content"]
+            process.terminate()
+            log.append((await process.stderr.receive(1_000_000)).decode())
+            assert await ended(process) == 0
+    assert not any(secret in "".join(log) for secret in (login.token, login.refresh))
 
 
 def log_out():
