@@ -327,7 +327,7 @@ class PromptCommands:
         return self._agents.to_answer(session, wanted=message.agent, channel=message.channel)
 
     async def _ask(self, message: Inbound, quotes: tuple[Quote, ...]) -> None:
-        """Replace the command in the queue by a question with these quotes, in one commit."""
+        """Replace the command in the queue with a question that has these quotes, in one commit."""
         # It is meant for the model now, although its text still begins with a slash.
         asked = without(user_entry(replace(message, quotes=quotes)), "origin")
 
