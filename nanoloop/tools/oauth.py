@@ -46,7 +46,7 @@ _PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 _REFUSED = (400, 401)
 """The statuses with which an authorization server refuses a refresh token or a client."""
 
-# Its lines quote what servers send.
+# Its log lines quote what servers send.
 for _name in ("mcp", "httpx2", "httpcore2"):
     logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 

@@ -203,7 +203,7 @@ class ToolServer:
         self._offered = Listing()
         self._since: datetime | None = None
         self.used = 0
-        """How many calls were sent to it."""
+        """How many calls were sent to the server."""
         self._news = anyio.Event()
         with suppress(SettingsError):  # reported when it is started
             if (known := accepted.of(self.name)) is not None:
