@@ -1,4 +1,4 @@
-"""Approvals in chats: /yes, /no and /always answer the questions about tool calls."""
+"""Approvals in chats: /yes, /no and /always answer questions about tool calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REASON_CHARS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalAnswer:
-    """What a person answers, and to which question."""
+    """A person's answer, and the question it is for."""
 
     word: Word
     message: Inbound
@@ -78,7 +78,7 @@ class ApprovalAnswer:
 
 
 class ApprovalCommands:
-    """Checks and records what people answer to questions about tool calls."""
+    """Checks and records people's answers to questions about tool calls."""
 
     def __init__(self, *, sessions: Sessions, agents: Agents, node: str) -> None:
         """Create the commands; `node` is the process that will run the approved calls."""
@@ -87,15 +87,15 @@ class ApprovalCommands:
         self._node = node
 
     async def yes(self, message: Inbound, rest: str, say: Say) -> str:
-        """Approve a call; return "" if a turn will run it, and otherwise what to tell the chat."""
+        """Approve a call; return "" if a turn will run it, otherwise the reply for the chat."""
         return await self._answer(ApprovalAnswer.of("yes", message, rest), say)
 
     async def no(self, message: Inbound, rest: str, say: Say) -> str:
-        """Refuse a call; return as `yes`."""
+        """Refuse a call; return the same as `yes`."""
         return await self._answer(ApprovalAnswer.of("no", message, rest), say)
 
     async def always(self, message: Inbound, rest: str, say: Say) -> str:
-        """Approve a call and equal ones to come; list or take back such permissions."""
+        """Approve a call and equal future ones; list or revoke such permissions."""
         session = await self._sessions.current_fresh(message.session_key)
         if not rest:
             rows = [_row(each, say) for each in permissions_of(session)]
@@ -152,7 +152,7 @@ class ApprovalCommands:
         call: Entry | None,
         permission: Permission | None,
     ) -> str | None:
-        """Record the answer; return why it does not count, as the `void_` sentences say it."""
+        """Record the answer; if it doesn't count, return why, as in the `void_` sentences."""
         now = session.approvals.numbered(approval.number)
         if now is None or now.code != approval.code or now.state != "asked":
             return "answered"
@@ -204,7 +204,7 @@ def _chosen(session: Session, answer: ApprovalAnswer, say: Say) -> Approval | st
 
 
 def _refused(approval: Approval, answer: ApprovalAnswer) -> str | None:
-    """Return why this person may not answer, or not yet; None if they may."""
+    """Return why this person may not answer, or not yet; return None if they may."""
     rank = answer.message.rank
     if approval.who == "operators" and rank == "user":
         return "operators"
@@ -217,7 +217,7 @@ def _refused(approval: Approval, answer: ApprovalAnswer) -> str | None:
 
 
 def _patterns(text: str) -> dict[str, str]:
-    """Read patterns as `name=glob`, with quotes around spaces; {} if they are not of that form."""
+    """Parse patterns as `name=glob`, with quotes around spaces; return {} for any other form."""
     try:
         words = shlex.split(text)
     except ValueError:

@@ -278,7 +278,7 @@ def _parsed(text: str) -> tuple[str, str]:
 PROMPTS_SHOWN = 20
 """How many prompts `/help` lists."""
 _WHY_CHARS = 300
-"""How much of a server's error the chat is told."""
+"""How many characters of a server's error the chat is shown."""
 
 
 class PromptCommands:
@@ -304,7 +304,7 @@ class PromptCommands:
         return [*rows, say("prompts_more", count=more)] if more else rows
 
     async def run(self, message: Inbound, name: str, rest: str, say: Say) -> str | None:
-        """Ask the model with this prompt; return why not, "" if it is asked, None if unknown."""
+        """Ask the model with this prompt; return "", why it can't be asked, or None if unknown."""
         prompt = (await self._agent(message)).prompts.get(name)
         if prompt is None:
             return None
@@ -327,8 +327,8 @@ class PromptCommands:
         return self._agents.to_answer(session, wanted=message.agent, channel=message.channel)
 
     async def _ask(self, message: Inbound, quotes: tuple[Quote, ...]) -> None:
-        """Replace the command in the queue by a question with these quotes, in one commit."""
-        # It is for the model now, though its text still begins with a slash.
+        """Replace the command in the queue with a question that has these quotes, in one commit."""
+        # It is meant for the model now, although its text still begins with a slash.
         asked = without(user_entry(replace(message, quotes=quotes)), "origin")
 
         def act(session: Session) -> None:
@@ -344,7 +344,7 @@ class PromptCommands:
 
 
 def _is_of(entry: Entry, message: Inbound) -> bool:
-    """Return True if this is the command that the message has."""
+    """Return True if the message contains this command."""
     is_same = message_id_of(entry) == message.message_id
     return is_for_loop(entry) and is_same and entry.content.get("text") == message.text
 

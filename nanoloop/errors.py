@@ -445,7 +445,7 @@ class LoginWanted(ToolError):
 
 
 class LoginFailed(ToolError):
-    """A login to a tool's server went wrong, or could not be renewed now."""
+    """A login to a tool's server failed, or could not be renewed now."""
 
 
 class ToolTimeout(ToolError):

@@ -1,4 +1,4 @@
-"""Hooks: a user's functions that change each request, or hear the outcome of each question."""
+"""Hooks: a user's functions that change each request or receive the outcome of each question."""
 
 from __future__ import annotations
 

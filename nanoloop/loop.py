@@ -573,7 +573,7 @@ class Arrivals:
         return Arrival(session=session, begun=begun, ends_turn=ends_turn)
 
     def _withdrawn(self, session: Session, message: Inbound, name: str) -> int:
-        """Withdraw the calls that wait because of this message; return its number, or 0."""
+        """Withdraw the calls waiting because of this message; return the message's number, or 0."""
         led_to = [each for each in session.approvals.asked if each.message_id == name]
         if message.origin == "system" or not led_to:
             return 0

@@ -11,7 +11,7 @@ Language = Literal["en", "de", "es", "fr", "ja", "zh"]
 
 
 Rank = Literal["user", "operator", "owner"]
-"""An operator is named in the settings; the owner works on the machine that the bot runs on."""
+"""The settings name the operators; the owner works on the machine that the bot runs on."""
 
 
 def _now() -> datetime:
@@ -113,7 +113,7 @@ class Inbound:
     not_before: datetime | None = None
     """The earliest time at which the message may be answered."""
     rank: Rank = "user"
-    """What the channel knows about the sender's rights over the bot."""
+    """The sender's rights over the bot, as far as the channel knows them."""
     account: str = ""
     """Whose share the message uses, such as a token, person or group; by default, the chat's."""
     time: datetime = field(default_factory=_now)

@@ -387,9 +387,9 @@ def make_agent(
 
 
 def approval_rules(settings: Settings, own: AgentSettings) -> ApprovalRules:
-    """Return which calls of an agent need approval: its own rules, the servers', then all tools'.
+    """Return which calls of an agent need approval: by its own rules, then servers', then general.
 
-    A server's rules name its tools as the server does.
+    A server's rules use the server's own names for its tools.
     """
     rules = [*_rules_in(own.approve)]
     for server, its in settings.tools.servers.items():

@@ -110,16 +110,16 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "help_undo": "take back the last exchange",
         "help_fork": "continue in a copy; this one stays as it is",
         "help_export": "show this conversation as text: /export md, or /export json",
-        "help_yes": "approve a tool call that waits: /yes NUMBER",
-        "help_no": "refuse a tool call that waits: /no NUMBER, with a reason if you like",
-        "help_always": "approve it and equal calls to come: /always NUMBER; list these: /always; "
-        "end them: /always off",
-        "prompts_more_one": "and 1 more prompt of the tool servers",
-        "prompts_more": "and {count} more prompts of the tool servers",
+        "help_yes": "approve a waiting tool call: /yes NUMBER",
+        "help_no": "refuse a waiting tool call: /no NUMBER, with a reason if you like",
+        "help_always": "approve it and equal calls from now on: /always NUMBER; list permissions: "
+        "/always; revoke them: /always off",
+        "prompts_more_one": "and 1 more prompt from the tool servers",
+        "prompts_more": "and {count} more prompts from the tool servers",
         # The commands' answers.
         "prompt_needs": "This prompt needs {names}: {usage}",
         "prompt_failed": "/{name} can't be used now: {why}",
-        "prompt_empty": "/{name} is empty: its server says nothing.",
+        "prompt_empty": "/{name} is empty: its server returned no text.",
         "unknown_command": "There is no /{name}: /help lists the commands.",
         "unknown_command_near": "There is no /{name}: did you mean /{near}?",
         "here": " (here)",
@@ -190,7 +190,7 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "export_cut": "... cut off here; for the whole text, run `{command}`",
         # Questions about tool calls, and the answers to them.
         "approval_ask": "May I call {tool}? (number {number})",
-        "approval_ask_operator": "An operator has to approve a call of {tool}. (number {number})",
+        "approval_ask_operator": "An operator has to approve a call to {tool}. (number {number})",
         "approval_how": "Answer /yes {number} or /no {number} within {time}.",
         "approval_yes": "Yes",
         "approval_no": "No",
@@ -198,25 +198,25 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "approval_which": "Several calls are waiting. Which one?",
         "void_others": "Only the person whose message led to this may answer it.",
         "void_operators": "Only an operator of this bot may answer it.",
-        "void_early": "Number {number} was asked only after you wrote that. Please answer it "
-        "again.",
+        "void_early": "I only asked about number {number} after you wrote that. Please answer "
+        "it again.",
         "void_answered": "Number {number} was already answered.",
         "void_edited": "Number {number} is not run: the message that led to it was edited or "
         "deleted.",
         "void_erased": "Number {number} is not run: what led to it was erased or taken back.",
         "void_expired": "Number {number} is not run: the answer came too late.",
-        "void_left": "Number {number} is not run: it belongs to a conversation that was left.",
+        "void_left": "Number {number} is not run: this chat has left its conversation.",
         "void_stopped": "Number {number} is not run: it was stopped.",
         "void_changed": "Number {number} is not run: the tool has changed since, or is gone. "
         "Please ask again.",
         "void_elsewhere": "There is no question with number {number} in this conversation.",
         "always_none": "Every call is asked about: /always NUMBER approves a call and equal ones "
-        "to come.",
+        "from now on.",
         "always_same": "{tool}, with the same arguments",
-        "always_off_one": "1 permission was taken back.",
-        "always_off": "{count} permissions were taken back.",
+        "always_off_one": "1 permission was revoked.",
+        "always_off": "{count} permissions were revoked.",
         "always_usage": "/always takes the number of a question: /always 2. /always lists the "
-        "permissions, /always off takes them back.",
+        "permissions, /always off revokes them.",
         "always_arguments": "Give one pattern for each argument of {tool} ({names}): /always 2 "
         "NAME=PATTERN",
         # The rows of /status, and their values.

@@ -1,4 +1,4 @@
-"""The tools that the settings offer to agents: built in, own functions, packages, servers."""
+"""The tools that the settings offer to agents: built-in tools, functions, packages, servers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def problem_at(settings: Settings, key: str, text: str) -> Problem:
 TOOLS: Mapping[str, Tool] = {"clock": clock, "calculator": calculator}
 BUILT_IN = "built in"
 PACKAGES = "packages"
-"""The names under which built-in tools and those of packages are listed as a source."""
+"""The names under which built-in tools and packages' tools are listed as sources."""
 
 
 def make_tools(
@@ -98,7 +98,7 @@ def _as_tool(made: Any) -> Tool:
 
 
 def _of_plugin(settings: Settings, name: str, text: str) -> InvalidSettings:
-    """Locate a problem of a tool's settings: with the setting that the text begins with, if any."""
+    """Locate a problem in a tool's settings, at the setting that the text begins with, if any."""
     key = text.partition(" ")[0]
     is_own = key.startswith(f"tools.{name}.") and settings.origin(key).kind != "default"
     return InvalidSettings([problem_at(settings, key if is_own else f"tools.{name}", text)])

@@ -243,7 +243,7 @@ async def test_the_models_own_words_approve_nothing():
 async def test_operators_answer_if_the_settings_say_so():
     till, rules = Till(), ApprovalRules(who="operators")
     async with chatting(asks(), "paid", tools=[till.tool], rules=rules) as c:
-        assert (await c.say("Pay!")).startswith("An operator has to approve a call of pay.")
+        assert (await c.say("Pay!")).startswith("An operator has to approve a call to pay.")
         assert await c.say("/yes 1") == "Only an operator of this bot may answer it."
         assert await c.say("/yes 1", by=BOB, rank="operator") == "paid"
     assert till.paid == [("Ada", 5)]
@@ -264,7 +264,9 @@ async def test_an_answer_written_before_the_question_does_not_count():
         await c.loop.bus.hand_in(replace(blind, group=True))
         gate.set()
         said = await c.channel.until("a", 2)
-        assert said[1] == "Number 1 was asked only after you wrote that. Please answer it again."
+        assert (
+            said[1] == "I only asked about number 1 after you wrote that. Please answer it again."
+        )
     assert till.paid == []
 
 
@@ -372,7 +374,7 @@ async def test_always_allows_the_same_call_and_no_other():
         assert await c.say("Pay again!") == "paid again"
         assert till.paid == [("Ada", 5)] * 2
         assert (await c.say("Pay 6!")).startswith("May I call pay? (number 2)")
-        assert await c.say("/always off") == "1 permission was taken back."
+        assert await c.say("/always off") == "1 permission was revoked."
     assert till.paid == [("Ada", 5)] * 2
 
 

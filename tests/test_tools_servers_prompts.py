@@ -112,7 +112,7 @@ async def test_help_lists_only_so_many_prompts(write):
         app.loop.agents.default.prompts = {each.command: each for each in prompts}
         lines = (await chat.ask("/help", chat="a")).text.splitlines()
     assert sum(line.startswith("/tickets:") for line in lines) == PROMPTS_SHOWN
-    assert lines[-1] == "and 3 more prompts of the tool servers"
+    assert lines[-1] == "and 3 more prompts from the tool servers"
 
 
 @pytest.mark.parametrize("tools", ['["clock"]', '["tickets__*", "!tickets__review"]'])

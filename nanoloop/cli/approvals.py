@@ -67,7 +67,7 @@ async def _rows(store: Store, settings: Settings) -> AsyncIterator[dict[str, Any
             continue
         try:
             session = await store.load(info.id)
-        except (SessionNotFound, SessionDamaged, NotReadable):  # `store check` tells of these
+        except (SessionNotFound, SessionDamaged, NotReadable):  # `store check` reports these
             continue
         for approval in session.approvals.asked:
             if approval.expires_at > datetime.now(timezone.utc).timestamp():
@@ -102,7 +102,7 @@ def _text(row: dict[str, Any]) -> str:
 
 
 async def answer(args: Namespace, settings: Settings) -> int:
-    """Store a yes or no, which whoever serves the chat carries out."""
+    """Store a yes or no; the process that serves the chat acts on it."""
     async with opened(settings, read_only=False) as store:
         session = await find(store, args.name)
         approval = session.approvals.numbered(args.number)
@@ -125,7 +125,7 @@ async def answer(args: Namespace, settings: Settings) -> int:
 
 
 def _command(word: Word, approval: Approval, asked: Any, reason: str | None) -> Inbound:
-    """Return the command as the machine's owner gives it in the chat that was asked."""
+    """Return the command as if the machine's owner had sent it in the chat that was asked."""
     text = f"/{word} {approval.number} {approval.code} {reason or ''}".strip()
     channel, chat = str(asked.get("channel") or ""), str(asked.get("chat") or "")
     return Inbound(channel=channel, chat=chat, text=text, rank="owner")

@@ -1,7 +1,8 @@
 """A session's approvals: the tool calls that run only once a person has agreed.
 
 A call is `asked` in the commit that stores it, `given` in the commit that stores the person's yes,
-and `started` in a commit of its own right before it runs. It is closed with its result.
+and `started` in a separate commit right before it runs. The commit that stores its result closes
+it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ APPROVAL = "approval"
 APPROVED = "approved"
 """The metadata key of an approved call's result, for the number of the approval."""
 MOST_OPEN = 20
-"""How many calls of a session may wait for approval at a time."""
+"""How many of a session's calls may wait for approval at a time."""
 MOST_CLOSED = 50
-"""How many closed approvals are remembered, to say why an answer to them is too late."""
+"""How many closed approvals are remembered, to explain why an answer to one is too late."""
 MOST_ALLOWED = 100
 """How many permissions a conversation may have."""
 
@@ -36,12 +37,12 @@ Closed = Literal["answered", "edited", "erased", "expired", "left", "stopped", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approval:
-    """A call that waits for a person's yes, or that has it and has no result yet."""
+    """A call that is waiting for a person's yes, or has it but no result yet."""
 
     number: int
     """The number by which people refer to the call; unique in the chat."""
     code: str = field(default_factory=short_id)
-    """A random text that buttons carry, so that an old one can't approve another call."""
+    """A random text in each button, so that an old button can't approve another call."""
     call: str
     """The id of the call's entry."""
     seq: int
@@ -54,7 +55,7 @@ class Approval:
     question: int
     """The number of the message that the call's turn answers."""
     message_id: str | None = None
-    """The channel's id of that message."""
+    """The channel's id for that message."""
     who: Who
     """Who may answer."""
     asker: Mapping[str, Any]
@@ -86,9 +87,9 @@ class Approvals:
     """All approvals of a session, and the permissions that people gave for equal calls."""
 
     open: tuple[Approval, ...] = ()
-    """The calls that wait for a yes or for their result, oldest first."""
+    """The calls that are waiting for a yes or for their result, oldest first."""
     closed: tuple[tuple[int, str, Closed], ...] = ()
-    """The number, code and reason of each approval closed lately."""
+    """The number, code and reason of each recently closed approval."""
     allowed: tuple[Mapping[str, Any], ...] = ()
     """The permissions, as `Permission` describes them."""
     last: int = 0
@@ -104,7 +105,7 @@ class Approvals:
 
     @property
     def asked(self) -> tuple[Approval, ...]:
-        """The calls that wait for a person's answer."""
+        """The calls that are waiting for a person's answer."""
         return tuple(each for each in self.open if each.state == "asked")
 
     def why_closed(self, number: int, code: str = "") -> Closed | None:
@@ -138,7 +139,7 @@ class Approvals:
 def ask(
     session: Conversation, call: Entry, *, question: Entry, who: Who, seconds: float, digest: str
 ) -> Approval:
-    """Record that this call, which has its number in the log, waits for a person's yes."""
+    """Record that this call, which is already in the log, is waiting for a person's yes."""
     now = call.timestamp.timestamp()
     approval = Approval(
         number=session.approvals.last + 1,
@@ -160,7 +161,7 @@ def ask(
 
 
 def change(session: Conversation, number: int, **changed: Any) -> None:
-    """Change an open approval, such as its state; do nothing if it is not open."""
+    """Change an open approval, such as its state; do nothing if it is closed."""
     known = session.approvals
     told = tuple(replace(a, **changed) if a.number == number else a for a in known.open)
     if told != known.open:
@@ -168,7 +169,7 @@ def change(session: Conversation, number: int, **changed: Any) -> None:
 
 
 def close(session: Conversation, number: int, why: Closed = "answered") -> None:
-    """Close an approval, because its call has a result now; do nothing if it is not open."""
+    """Close an approval because its call has a result now; do nothing if it is closed."""
     known = session.approvals
     if gone := known.numbered(number):
         left = tuple(each for each in known.open if each is not gone)
@@ -191,7 +192,7 @@ def withdraw(
 ) -> int:
     """Close these approvals without running their calls; return how many there were.
 
-    Calls that have started are left alone.
+    Calls that have started are not affected.
     """
     gone = [each for each in session.approvals.open if each.state != "started" and which(each)]
     for approval in gone:
@@ -207,7 +208,7 @@ def expire(session: Conversation, now: float) -> None:
 
 
 def take_along(session: Conversation, before: Conversation) -> None:
-    """Let a chat's next conversation go on with the numbers and permissions of the one before."""
+    """Let a chat's next conversation continue with the numbers and permissions of the last one."""
     known, old = session.approvals, before.approvals
     new = [each for each in old.allowed if each not in known.allowed]
     allowed, last = (*known.allowed, *new)[-MOST_ALLOWED:], max(known.last, old.last)
@@ -223,7 +224,7 @@ def allow(session: Conversation, permission: Permission) -> None:
 
 
 def forbid_all(session: Conversation) -> int:
-    """Take all permissions back; return how many there were."""
+    """Revoke all permissions; return how many there were."""
     known = session.approvals
     if known.allowed:
         _set(session, replace(known, allowed=()))
@@ -247,13 +248,13 @@ def result_of(approval: Approval, error: str, **metadata: Any) -> Entry:
     )
 
 
-# Who and what
+# People and permissions
 
 
 def asker_of(entry: Entry) -> dict[str, Any]:
-    """Describe the sender of a message, so that another message can be compared with it.
+    """Describe the sender of a message, so that another message's sender can be compared.
 
-    Names don't count where the platform gives ids, and in a group nothing else does.
+    If the platform gives ids, names don't count, and in a group only ids count.
     """
     metadata = entry.metadata
     if (person := sender_in(metadata)) is not None:
@@ -271,7 +272,7 @@ def is_same_person(asker: Mapping[str, Any], sender: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permission:
-    """A person's yes for calls to come: of one tool, with the same or with matching arguments."""
+    """A person's yes for future calls of one tool, with the same or with matching arguments."""
 
     tool: str
     digest: str
@@ -279,7 +280,7 @@ class Permission:
     patterns: Mapping[str, str] | None = None
     """A glob for each argument, as an operator wrote it; None for exactly the same arguments."""
     asker: Mapping[str, Any] = field(default_factory=dict)
-    """Whose messages it holds for; empty for everyone's."""
+    """Whose messages it applies to; empty for everyone's."""
 
     def dump(self) -> dict[str, Any]:
         """Return the stored form."""

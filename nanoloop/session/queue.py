@@ -279,7 +279,7 @@ def erased_name(message_id: str) -> str:
 AMENDMENT = "amendment"
 """The origin of an entry that notes a change to an earlier message."""
 AMENDS = "amends"
-"""The metadata key under which a note has the id of the changed message."""
+"""The metadata key for the id of the message that a note is about."""
 
 
 def is_asked(entry: Entry) -> bool:

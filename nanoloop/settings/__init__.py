@@ -112,7 +112,7 @@ Duration = Annotated[str, AfterValidator(duration)]
 
 
 class ApprovalSettings(Section):
-    """Questions to a person before a tool call runs; `approve` says which calls."""
+    """Asking a person before a tool call runs; `approve` says for which calls."""
 
     who: Literal["asker", "operators"] = "asker"
     """Who may answer: the person whose message led to the call, or the operators."""

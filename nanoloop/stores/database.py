@@ -216,7 +216,7 @@ class TriedCommits:
 class Database(Protocol):
     """Stores sessions as rows; calls are atomic, durable on return, and raise only `StoreError`.
 
-    A database knows nothing about time or encryption; its caller supplies both.
+    A database knows nothing about time or encryption; its caller deals with both.
     """
 
     async def insert(self, commit: Commit, *, over: int | None) -> bool:

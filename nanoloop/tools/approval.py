@@ -17,9 +17,9 @@ from nanoloop.session.approvals import APPROVAL, Approval, Permission, Who
 from nanoloop.session.entry import Entry
 
 WAITS = "a person's approval"
-"""What the model is told that a call waits for."""
+"""The text that tells the model what a call is waiting for."""
 LONGEST_SHOWN = 1_500
-"""How many characters of arguments fit into a question; calls with longer ones are refused."""
+"""How many characters of arguments fit into a question; calls with longer arguments are refused."""
 DAY_SECONDS = 86_400.0
 _STRICTNESS: Sequence[Approve] = ("never", "writes", "always")
 
@@ -33,10 +33,10 @@ class ApprovalRules:
     who: Who = "asker"
     """`asker`: the person whose message led to the call. `operators`: any operator of the bot."""
     seconds: float = DAY_SECONDS
-    """After how many seconds a call that nobody has approved is given up."""
+    """How long a call waits for approval before it is given up."""
 
     def asks_first(self, tool: Tool) -> bool:
-        """Return True if calls of this tool need approval; its own `approve` is the least."""
+        """Return True if calls of this tool need approval; its own `approve` is the minimum."""
         name = tool.spec.name
         said = next((which for glob, which in self.rules if fnmatchcase(name, glob)), "never")
         which = max(said, approve_of(tool), key=_STRICTNESS.index)
@@ -44,7 +44,7 @@ class ApprovalRules:
 
 
 def digest_of(tool: Tool, arguments: Any = None) -> str:
-    """Return a digest of all that a person approves: the tool as it is now, and the arguments."""
+    """Return a digest of what a person approves: the tool as it is now, and the arguments."""
     spec, function = tool.spec, getattr(tool, "function", type(tool))
     origin = (
         getattr(function, "__module__", ""),
@@ -59,7 +59,7 @@ def digest_of(tool: Tool, arguments: Any = None) -> str:
 def is_allowed(
     permissions: Iterable[Permission], tool: Tool, arguments: Any, asker: Mapping[str, Any]
 ) -> bool:
-    """Return True if a person has allowed this call for good."""
+    """Return True if a person has permanently allowed this call."""
     return any(
         each.tool == tool.spec.name
         and (not each.asker or dict(each.asker) == dict(asker))
@@ -80,7 +80,7 @@ def _covers(permission: Permission, tool: Tool, arguments: Any) -> bool:
 
 
 def as_pattern(value: Any) -> str:
-    """Return an argument as patterns are compared with it."""
+    """Return an argument in the form that patterns are compared with."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -89,17 +89,17 @@ def as_pattern(value: Any) -> str:
 _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Characters that count as printable and show nothing."""
+"""Characters that count as printable but are invisible."""
 
 
 def shown_arguments(arguments: Any) -> str:
-    """Return all arguments as JSON, with characters that can't be seen written as escapes."""
+    """Return all arguments as JSON, with invisible characters escaped."""
     text = json.dumps(arguments, ensure_ascii=False, indent=2, default=str)
     return "".join(each if _is_seen(each) else f"\\u{{{ord(each):x}}}" for each in text)
 
 
 def _is_seen(character: str) -> bool:
-    if character == "\n":  # between arguments: inside of texts, JSON escapes it
+    if character == "\n":  # between arguments; inside texts, JSON escapes it
         return True
     return character.isprintable() and not _UNSEEN.match(character)
 
@@ -120,7 +120,7 @@ def question_entry(approvals: Sequence[Approval]) -> Entry:
 
 
 def question_text(entry: Entry, calls: Mapping[int, Entry], say: Say) -> str:
-    """Return the question about these calls, which are given by their numbers in the log."""
+    """Return the question about these calls, given by their numbers in the log."""
     asks = [each for each in entry.content.get("asks") or () if each["seq"] in calls]
     return "\n\n".join(_asked(each, calls[each["seq"]], say) for each in asks)
 
@@ -142,7 +142,7 @@ def choices_in(entry: Entry, say: Say) -> tuple[Choice, ...]:
 def _asked(ask: Mapping[str, Any], call: Entry, say: Say) -> str:
     tool, number = str(call.content.get("tool")), ask["number"]
     given = shown_arguments(call.content.get("parameters"))
-    # A fence that nothing in the arguments can close.
+    # A fence that no text in the arguments can close.
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", given)), default=0))
     is_for_operators = ask.get("who") == "operators"
     asked = say(

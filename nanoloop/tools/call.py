@@ -129,7 +129,7 @@ def asked_by(call: CurrentCall, question: Entry) -> CurrentCall:
 
 
 class Outlet:
-    """Sends what a turn's tool calls say while they run to the chat."""
+    """Lets a turn's running tool calls send texts to the chat."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell

@@ -62,9 +62,9 @@ class Effects:
         tell: Tell | None = None,
         asks: bool = False,
     ) -> None:
-        """`files` stores large results whole, and `tell` sends what tools say to the chat.
+        """Create it; `files` stores large results, and `tell` sends tools' texts to the chat.
 
-        `asks` if the chat can be asked to approve calls.
+        `asks` is True if the chat can be asked to approve calls.
         """
         self._toolbox = toolbox
         self._session = session
@@ -184,14 +184,14 @@ class Effects:
 
     @property
     def untold(self) -> Sequence[Approval]:
-        """This turn's calls that wait for approval, and about which the chat was not asked yet."""
+        """This turn's calls that need approval and that the chat has not been asked about yet."""
         if self._question is None:
             return ()
         asked = self._session.approvals.asked
         return [a for a in asked if not a.is_told and a.question == self._question.seq]
 
     def is_unchanged(self, approval: Approval, call: Entry) -> bool:
-        """Return True if tool and arguments are what the person was shown."""
+        """Return True if the tool and the arguments are those that the person was shown."""
         tool, arguments = str(call.content.get("tool")), call.content.get("parameters")
         return self._toolbox.digest_of(tool, arguments) == approval.digest
 
@@ -258,7 +258,7 @@ class Effects:
         asked = ToolCall(
             id=call.call_id or call.id, name=current.tool, arguments=_as_written(current.arguments)
         )
-        if not self._may_run(call):  # the only way to a tool leads past this
+        if not self._may_run(call):  # every call of a tool passes here
             why = self._refusals.get(call.id, _NOBODY)
             return ToolOutcome(call=asked, success=False, text=why, error=why, is_refused=True)
         if asked.name == READ_RESULT and self._results is not None and self.offered:
@@ -296,7 +296,7 @@ def with_ids(calls: Sequence[ToolCall], *, taken: Collection[str | None] = ()) -
 def close_calls(
     session: Session, why: str, *, since: int = 0, but: Callable[[Entry], bool] | None = None
 ) -> None:
-    """Record why the calls from `since` on that lack a result have none.
+    """Record why those calls from `since` on that have no result have none.
 
     Calls that `but` accepts stay open, and so do those that wait for a person's approval.
     """

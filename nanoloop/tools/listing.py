@@ -1,7 +1,7 @@
 """The tools and prompts that a tool server lists, and those that the operator has accepted.
 
-A server's description of its tools is untrusted text, which is bounded and kept in the data folder.
-A new or changed one is withheld until the operator accepts it.
+A server's descriptions are untrusted text, which is limited in size and kept in the data folder. A
+new or changed tool or prompt is withheld until the operator accepts it.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class ListedTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedPrompt:
-    """A prompt as its server describes it, bounded."""
+    """A prompt as its server describes it, within limits."""
 
     name: str
     """The server's own name for the prompt."""
     description: str
     arguments: Mapping[str, bool] = field(default_factory=dict)
-    """Its arguments in their order, with True for those that it needs."""
+    """Its arguments in order, with True for the required ones."""
 
     @property
     def digest(self) -> str:
@@ -78,7 +78,7 @@ class Listing:
 
     @property
     def described(self) -> Iterator[ListedTool | ListedPrompt]:
-        """All that the server describes."""
+        """Everything that the server describes."""
         yield from self.tools
         yield from self.prompts
 
@@ -110,7 +110,7 @@ def listed_tool(
 
 
 def listed_prompt(name: str, description: str, arguments: Mapping[str, bool]) -> ListedPrompt:
-    """Return a prompt from its server's description; raise ValueError if it can't be used."""
+    """Return a prompt made from its server's description; raise ValueError if it can't be used."""
     if not name or max(map(len, (name, *arguments))) > LONGEST_OWN_NAME:
         raise ValueError(f"its name, or an argument's, has more than {LONGEST_OWN_NAME} characters")
     if len(arguments) > MOST_ARGUMENTS:

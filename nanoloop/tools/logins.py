@@ -1,7 +1,7 @@
-"""Logins to tool servers (OAuth), each in a file of the data folder, encrypted if the store is.
+"""Logins to tool servers (OAuth), each in a file in the data folder, encrypted if the store is.
 
-Processes share these files: a login counts for all of them at once, and only one at a time renews
-it.
+Processes share these files: a login applies to all of them at once, and only one process at a time
+renews it.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ if TYPE_CHECKING:
     from nanoloop.stores.sealed_files import FolderSealing
 
 FOLDER = "tool_logins"
-"""The folder in the data folder that has these files."""
+"""The folder for these files, in the data folder."""
 LOCK_SECONDS = 60.0
-"""How long to wait for another process that renews the same login."""
+"""How long to wait while another process renews the same login."""
 _LOOK_SECONDS = 0.02
 _EARLY_SECONDS = 60.0
-"""A token is renewed this long before it expires, or after nine tenths of its time."""
+"""A token is renewed this long before it expires, or after nine tenths of its lifetime."""
 
 
 def login_wanted(server: str) -> str:
-    """Return the sentence for everyone who meets a server without a login."""
+    """Return the sentence for a server to which nobody has logged in."""
     return f"{server} needs a login: nanoloop tools login {server}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLogin:
-    """A login to a server. Everything needed to renew it without asking anybody."""
+    """A login to a server, with everything needed to renew it without asking anybody."""
 
     url: str
-    """The server's address. The login is used for no other."""
+    """The server's address; the login is not used for any other."""
     client: Mapping[str, Any] = field(repr=False)
-    """What the authorization server knows nanoloop as, perhaps with a secret."""
+    """nanoloop's client at the authorization server, perhaps with a secret."""
     token: str = field(repr=False)
     """The access token."""
     refresh: str = field(default="", repr=False)
     """The refresh token; empty if there is none."""
     until: float | None = None
-    """When to renew the token, as a time of the clock; None if that is not known."""
+    """When to renew the token, by the clock; None if that is unknown."""
     scope: str = ""
     resource: str = ""
     token_url: str = ""
-    """Where tokens are renewed."""
+    """The address at which tokens are renewed."""
     revocation_url: str = ""
 
     def is_good(self, *, refused: str) -> bool:
-        """Return True if the token can be used, and is not the one that was refused."""
+        """Return True if the token can be used and is not the one that was refused."""
         return self.token != refused and (self.until is None or time.time() < self.until)
 
     @classmethod
     def load(cls, data: bytes) -> Self:
-        """Read a login from its file's content; raise ValueError or TypeError if it is not one."""
+        """Read a login from a file's content; raise ValueError or TypeError if it is invalid."""
         known = json.loads(data)
         if not isinstance(known, dict) or not isinstance(known.get("token"), str):
             raise TypeError("not a login")
@@ -76,7 +76,7 @@ def renewed_at(seconds: int | None) -> float | None:
 
 
 class ServerLogins:
-    """The logins in their folder. All methods but `alone` block: call them in worker threads."""
+    """The folder of logins. All methods except `alone` block: call them in worker threads."""
 
     def __init__(self, folder: Path, make_sealing: Callable[[Path], FolderSealing]) -> None:
         """Use this data folder; `make_sealing` is called for the first login."""
@@ -91,7 +91,7 @@ class ServerLogins:
         return self._folder / f"{server}.json"
 
     def stamp(self, server: str) -> tuple[int, int] | None:
-        """Return what changes whenever the login does; None without a login."""
+        """Return a value that changes whenever the login does; None without a login."""
         try:
             about = self._file(server).stat()
         except OSError:
@@ -109,7 +109,7 @@ class ServerLogins:
         except OSError as error:
             raise SettingsError(f"{file} can't be read: {refusal(error)}") from None
         except (ValueError, TypeError):
-            return None  # as good as none: the next login replaces it
+            return None  # treated as missing: the next login replaces it
 
     def keep(self, server: str, login: ServerLogin) -> None:
         """Store the login, durably and for its owner only; raise `SettingsError`."""
@@ -136,7 +136,7 @@ class ServerLogins:
 
     @asynccontextmanager
     async def alone(self, server: str) -> AsyncIterator[None]:
-        """Keep all others, in other processes too, from renewing this login during the block."""
+        """Keep all others, including other processes, from renewing this login during the block."""
         with ExitStack() as stack:
             with anyio.move_on_after(LOCK_SECONDS) as limit:
                 while not self._is_locked(server, stack):  # noqa: ASYNC110 - another process decides

@@ -1,6 +1,6 @@
 """Connect to MCP servers. Only this file and `oauth` import `mcp`, which takes half a second.
 
-What a server sends is untrusted: it is bounded here, and none of it reaches the log.
+Whatever a server sends is untrusted: it is limited here, and none of it reaches the log.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ServerConnection:
         """The last lines that the server's program wrote to standard error, for the operator."""
         self.place = place
         self.access = Access(place, logins) if place.auth and logins is not None else None
-        """What adds the server's token to requests; None without a login."""
+        """Adds the server's token to requests; None without a login."""
         self._client: Client | None = None
         self._asked = 0
         """How many questions the server had for the user."""
@@ -212,7 +212,7 @@ class ServerConnection:
         return client
 
     def _shut_out(self) -> ToolError:
-        """End the connection, as there is no token; return what its call is told."""
+        """End the connection because there is no token; return the error for its call."""
         why = "" if self.access is None else self.access.why_not
         self.end(why)
         if why == login_wanted(self.place.name):
@@ -563,7 +563,7 @@ def _listed_prompt(prompt: wire.Prompt) -> ListedPrompt:
 
 
 def _named(block: wire.ContentBlock) -> str:
-    """Return a part of a prompt as text; pictures and audio are only named."""
+    """Return a part of a prompt as text; only name pictures and audio."""
     file = _file(block)
     return _told(block) if file is None else f"[data of type {file.shown_type}]"
 

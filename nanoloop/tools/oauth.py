@@ -38,7 +38,7 @@ from nanoloop.tools.logins import ServerLogin, ServerLogins, login_wanted, renew
 from nanoloop.tools.servers import ToolServerPlace
 
 MOST_BYTES = 1_000_000
-"""The size of the largest answer of an authorization server."""
+"""The maximum size of an authorization server's answer."""
 RENEW_SECONDS = 30.0
 _ERROR_CHARS = 200
 """How much of an error's description by an authorization server is shown to the operator."""
@@ -46,7 +46,7 @@ _PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 _REFUSED = (400, 401)
 """The statuses with which an authorization server refuses a refresh token or a client."""
 
-# Its lines quote what servers send.
+# Its log lines quote what servers send.
 for _name in ("mcp", "httpx2", "httpcore2"):
     logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 
@@ -63,8 +63,8 @@ async def log_in(
 ) -> ServerLogin:
     """Log in as a person does; raise `LoginFailed`.
 
-    `show` gets the address to open in a browser, and `answer` returns the address that the browser
-    is then sent to, which begins with `redirect`.
+    `show` receives the address to open in a browser, and `answer` returns the address that the
+    browser is then redirected to, which begins with `redirect`.
     """
     person = _Person(place, redirect=redirect, show=show, answer=answer)
     provider = OAuthClientProvider(
@@ -107,7 +107,7 @@ def _own_client(place: ToolServerPlace, redirect: str) -> OAuthClientInformation
 
 
 class _LoginMemory:
-    """What the provider knows during one login."""
+    """What the SDK's provider stores during one login."""
 
     def __init__(self, client: OAuthClientInformationFull | None) -> None:
         self._client = client
@@ -127,7 +127,7 @@ class _LoginMemory:
 
 
 class _Person:
-    """Sends a person to the authorization server, and checks what comes back."""
+    """Sends a person to the authorization server, and checks the answer."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class _Person:
 
 
 async def _obtained(place: ToolServerPlace, provider: OAuthClientProvider) -> ServerLogin:
-    """Make a request that the server answers by asking for a login, and go through with it."""
+    """Make a request that the server answers by asking for a login, and log in."""
     headers = {**place.headers, "Accept": "application/json, text/event-stream"}
     headers["MCP-Protocol-Version"] = LATEST_HANDSHAKE_VERSION
     try:
@@ -196,7 +196,7 @@ async def _obtained(place: ToolServerPlace, provider: OAuthClientProvider) -> Se
 
 
 def _in_words(error: BaseException) -> str:
-    """Return why a login failed, in our words."""
+    """Return why a login failed, in our own words."""
     match error:
         case LoginFailed():
             words = str(error)
@@ -293,13 +293,13 @@ async def _posted(
 
 
 class Access(httpx2.Auth):
-    """Adds a server's access token to each request, and renews it when it must."""
+    """Adds a server's access token to each request, and renews it if necessary."""
 
     def __init__(self, place: ToolServerPlace, logins: ServerLogins) -> None:
         self._place = place
         self._logins = logins
         self.why_not = ""
-        """Why there is no token to go on with; empty while there is one."""
+        """Why there is no usable token; empty if there is one."""
 
     async def token(self, *, refused: str = "") -> str:
         """Return a token, other than the refused one; raise `LoginWanted` or `LoginFailed`."""
@@ -315,7 +315,7 @@ class Access(httpx2.Auth):
         return login.token
 
     async def _kept(self) -> ServerLogin | None:
-        """Return the login, unless it is for another address or client than the settings say."""
+        """Return the login, unless it is for a different address or client than in the settings."""
         try:
             login = await run_sync(self._logins.of, self._place.name)
         except (NotReadable, SettingsError):
@@ -339,7 +339,8 @@ class Access(httpx2.Auth):
                 return new
             if login is None or not login.refresh:
                 raise LoginWanted(login_wanted(place.name))
-            # To the end: a refresh token counts once, and the answer has the next one.
+            # Finish even if cancelled: a refresh token works only once, and the answer has the next
+            # one.
             with anyio.CancelScope(shield=True):
                 login = await _refreshed(place, login)
                 await run_sync(self._logins.keep, place.name, login)
@@ -348,12 +349,13 @@ class Access(httpx2.Auth):
     async def async_auth_flow(
         self, request: httpx2.Request
     ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """Send a request with the token, and once more if it was refused and could be renewed."""
+        """Send a request with the token; send it again if a refused token could be renewed."""
         token = await self.token()
         request.headers["Authorization"] = f"Bearer {token}"
         response = yield request
         if response.status_code == httpx2.codes.UNAUTHORIZED:
-            # Otherwise the response says it: this request alone was certainly not carried out.
+            # If that fails, the response shows the refusal; this request was certainly not carried
+            # out.
             with suppress(LoginWanted, LoginFailed):
                 token = await self.token(refused=token)
                 request.headers["Authorization"] = f"Bearer {token}"
@@ -364,7 +366,7 @@ class Access(httpx2.Auth):
 
 
 def _is_safe(url: str, place: ToolServerPlace) -> bool:
-    """Return True for https, and for this machine if the tool server is on it too."""
+    """Return True for https, or for an address on this machine if the tool server is here too."""
     parts = urlsplit(url)
     if parts.scheme == "https":
         return True
@@ -388,7 +390,7 @@ async def _client(place: ToolServerPlace) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 class _Guarded(httpx2.AsyncBaseTransport):
-    """Sends tokens and secrets only where nobody else reads them, and bounds the answers."""
+    """Sends tokens and secrets only where nobody else can read them, and limits the answers."""
 
     def __init__(self, place: ToolServerPlace, trusted: Any) -> None:
         self._place = place

@@ -1,4 +1,4 @@
-"""Prompts of tool servers: texts that people ask for with a command, such as /tickets:review."""
+"""Prompts of tool servers: texts that people request with a command, such as /tickets:review."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ LONGEST_TEXT = 16_000
 
 
 class PromptText(NamedTuple):
-    """A message of a prompt."""
+    """A message in a prompt."""
 
     role: str
-    """Whose message it imitates: `user` or `assistant`."""
+    """The role that the message is written for: `user` or `assistant`."""
     text: str
 
 
@@ -41,13 +41,13 @@ class ServerPrompt:
         return " ".join((f"/{self.command}", *(n if needed else f"[{n}]" for n, needed in names)))
 
     def speaker(self, role: str) -> str:
-        """Return who the model is told says it; it reads the command in what was typed."""
+        """Return the speaker shown to the model, which sees the command in the typed text."""
         return f"{'answers' if role == 'assistant' else 'a prompt'} of {self.server}"
 
     def arguments(self, text: str) -> dict[str, str]:
-        """Read the arguments that somebody typed: in their order, or as `name=value`.
+        """Parse the arguments that somebody typed, in order or as `name=value`.
 
-        Words beyond the last argument belong to it.
+        Words after the last argument belong to it.
         """
         given: dict[str, str] = {}
         rest: list[str] = []
@@ -63,7 +63,7 @@ class ServerPrompt:
         return given | dict(zip(names, rest, strict=False))
 
     def missing(self, given: Mapping[str, str]) -> list[str]:
-        """Return the arguments that it needs and does not have."""
+        """Return the required arguments that are missing."""
         return [name for name, needed in self.listed.arguments.items() if needed > (name in given)]
 
     async def texts(self, given: Mapping[str, str]) -> Sequence[PromptText]:

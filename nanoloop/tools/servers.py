@@ -45,7 +45,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 60.0
 USEFUL_SECONDS = 10.0
 """A server is restarted at once if its connection lasted this long, or served a call."""
 LOOK_SECONDS = 2.0
-"""How often to check whether withheld tools have been accepted, or somebody has logged in."""
+"""How often to check whether withheld tools were accepted or somebody has logged in."""
 _NAMES = 10
 """How many tools a log line names."""
 
@@ -95,7 +95,7 @@ class ToolServerPlace:
     url: str = ""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     auth: Literal["", "oauth", "client_credentials"] = ""
-    """How to log in at the url: as a person who is asked in a browser, or as a machine."""
+    """How to log in at the url: as a person, using a browser, or as a machine."""
     client_id: str = ""
     client_secret: str = field(default="", repr=False)
     issuer: str = ""
@@ -188,7 +188,7 @@ class ToolServer:
         self.prompts: dict[str, ServerPrompt] = {}
         """The prompts that people may use, by their commands."""
         self.withheld: tuple[str, ...] = ()
-        """What the operator has yet to accept, by the server's names; `prompt …` is a prompt."""
+        """What the operator has not accepted yet, by the server's names; `prompt …` is a prompt."""
         self.left_out: Mapping[str, str] = {}
         self.reason = ""
         """Why the server can't be used now; empty if it can be, or while a connection is tried."""
@@ -203,7 +203,7 @@ class ToolServer:
         self._offered = Listing()
         self._since: datetime | None = None
         self.used = 0
-        """How many calls were sent to it."""
+        """How many calls were sent to the server."""
         self._news = anyio.Event()
         with suppress(SettingsError):  # reported when it is started
             if (known := accepted.of(self.name)) is not None:
@@ -218,7 +218,7 @@ class ToolServer:
 
     @property
     def needs_login(self) -> bool:
-        """True if nothing but a login makes the server usable."""
+        """True if the server can't be used until somebody logs in."""
         return self.reason == login_wanted(self.name)
 
     def report(self) -> Iterator[str]:
@@ -435,7 +435,7 @@ def _texts(prompts: Mapping[str, ServerPrompt]) -> Mapping[str, ListedPrompt]:
 
 
 def _shown(listed: ListedTool | ListedPrompt) -> str:
-    """Return the name of a tool or a prompt, in which the two can't be confused."""
+    """Return the name of a tool or prompt in a form that tells the two apart."""
     return f"prompt {listed.name}" if isinstance(listed, ListedPrompt) else listed.name
 
 

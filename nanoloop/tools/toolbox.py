@@ -175,7 +175,7 @@ class Toolbox:
         return name in self._tools and self.approval.asks_first(self._tools[name][1])
 
     def objection(self, name: str, arguments: Any) -> str | None:
-        """Return why nobody should be asked about this call, or None if it is in order."""
+        """Return why nobody should be asked about this call; None if the call is valid."""
         tool = self._tools[name][1]
         try:
             if not isinstance(arguments, dict):
