@@ -91,9 +91,12 @@ def _when_heard(message: Inbound) -> dict[str, Any]:
 
 
 def is_command(message: Inbound) -> bool:
-    """Return True for a command for the loop, except a message that was edited into one."""
-    is_changed = message.again or amended_by(message)
-    return is_command_text(message.text) and not is_changed
+    """Return True for a command for the loop, except a message that was edited into one.
+
+    A report from a job is never a command.
+    """
+    is_no_command = message.again or amended_by(message) or message.origin != "user"
+    return is_command_text(message.text) and not is_no_command
 
 
 def amended_by(message: Inbound) -> str | None:

@@ -240,6 +240,14 @@ async def test_the_models_own_words_approve_nothing():
     assert till.paid == []
 
 
+async def test_a_report_from_a_job_approves_nothing():
+    till, nobody = Till(), {"by": None, "group": False}
+    async with chatting(asks(), tools=[till.tool]) as c:
+        await c.say("Pay!", **nobody)
+        assert await c.say("/yes 1", origin="system", **nobody) == "well"
+    assert till.paid == []
+
+
 async def test_operators_answer_if_the_settings_say_so():
     till, rules = Till(), ApprovalRules(who="operators")
     async with chatting(asks(), "paid", tools=[till.tool], rules=rules) as c:
