@@ -296,9 +296,9 @@ class Turn:
             self._cutting.heard()
 
     def _request(self) -> list[dict[str, Any]]:
-        before = len(self.session.window)
+        before = self.session.log.window_length
         messages = self._view.request()
-        if evicted := before - len(self.session.window):
+        if evicted := before - self.session.log.window_length:
             self._tell_trimmed(evicted)
             self._hear_of_cut()
         return messages
