@@ -36,8 +36,12 @@ def reply_to(
     session_id: str | None = None,
     *,
     incident: str | None = None,
+    said: Entry | None = None,
 ) -> Outbound:
-    """Create a text for the chat that sent this message."""
+    """Create a text for the chat that sent this message.
+
+    An answer has the id of the entry in which it was `said`, each time that it is sent.
+    """
     return Outbound(
         channel=message.channel,
         chat=message.chat,
@@ -46,6 +50,7 @@ def reply_to(
         reply_to=message.message_id,
         session_id=session_id,
         incident=incident,
+        id=None if said is None else said.id,
     )
 
 
@@ -213,9 +218,8 @@ async def send_owed(
         await sessions.change(session, act)
     if question is None or answer is None:
         return
-    text = reply_to(question, str(answer.content["text"]), "answer", session.id)
-    speaking = sentences(question)
-    whole = await with_files(named(text, answer), answer, sessions.attachments, speaking)
+    text = reply_to(question, str(answer.content["text"]), "answer", session.id, said=answer)
+    whole = await with_files(text, answer, sessions.attachments, sentences(question))
     await send_answer(whole, bus=bus, sessions=sessions, session=session, seq=seq, claim=claim)
 
 
@@ -231,11 +235,6 @@ async def _owed(
         if question is not None or answer is None:
             break
     return question, answer
-
-
-def named(answer: Outbound, entry: Entry) -> Outbound:
-    """Return the answer with an id that stays the same each time it is sent."""
-    return replace(answer, id=entry.id)
 
 
 async def noted_files(

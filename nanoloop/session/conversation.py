@@ -157,9 +157,10 @@ class Conversation:
 
     def add_entry(self, entry: Entry) -> Entry:
         """Append a copy of the entry, and return another copy with its number."""
-        return self._append(entry).copy()
+        return self.append(entry).copy()
 
-    def _append(self, entry: Entry) -> Entry:
+    def append(self, entry: Entry) -> Entry:
+        """Like `add_entry`, but return the log's own entry, which must not be modified."""
         # Under one lock, so that another thread's commit finds a waiting message in queue or log.
         with self.lock:
             self.let_go_held(entry.id)
@@ -500,7 +501,7 @@ class Conversation:
         self._awaiting = 0
         for note in taken:
             if note not in exchange:  # about an earlier message
-                self._append(replace(note, id=new_id()))
+                self.append(replace(note, id=new_id()))
         if self.resized:
             turn = min(int(self.resized.get("turn", 0)), self.turns)
             self.resized = {**self.resized, "turn": turn}
