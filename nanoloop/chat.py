@@ -395,7 +395,7 @@ class Chats:
         channel that this process doesn't serve is skipped.
         """
         is_anothers = self._nodes.is_other(session.by)
-        todo = session.next((*self._sessions.sent_of(session.id), *self._sent_elsewhere(session)))
+        todo = session.next(self._sent_of(session) if session.unsent else ())
         match todo:
             case Think() if is_anothers:
                 return None
@@ -410,9 +410,11 @@ class Chats:
         is_elsewhere = bool(session.moved and session.waiting)
         return PassOn(session.moved) if is_elsewhere else self._first_of(session.waiting)
 
-    def _sent_elsewhere(self, session: Session) -> Sequence[int]:
-        """Return the numbers of the answers that another living process is sending."""
-        return [seq for seq in session.unsent if self._nodes.is_other(self._sender(session, seq))]
+    def _sent_of(self, session: Session) -> Sequence[int]:
+        """Return the numbers of the answers that this or another living process is sending."""
+        is_other, sender = self._nodes.is_other, self._sender
+        elsewhere = [seq for seq in session.unsent if is_other(sender(session, seq))]
+        return (*self._sessions.sent_of(session.id), *elsewhere)
 
     def _sender(self, session: Session, seq: int) -> str:
         made_by = session.queue.senders.get(seq, session.by)

@@ -202,8 +202,9 @@ class AutosavedSession(Session):
 
     autosave: Callable[[Session], object] | None = None
 
-    def _append(self, entry: Entry) -> Entry:
-        entry = super()._append(entry)
+    def append(self, entry: Entry) -> Entry:
+        """Append a copy of the entry; an answer ends its turn, so the session is then saved."""
+        entry = super().append(entry)
         if entry.role == "assistant" and self.autosave is not None:
             self.autosave(self)
         return entry

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from threading import get_ident
 from typing import Any, Self, TypeVar
-from uuid import uuid4
 
 import anyio
 from anyio.abc import TaskStatus
@@ -18,6 +17,7 @@ from nanoloop.events import TextStreamed
 from nanoloop.messages import Inbound, Outbound
 from nanoloop.protocols import Bus, OnText, Provider, Store
 from nanoloop.sentences import Sentences
+from nanoloop.session.entry import fresh_id
 from nanoloop.session.queue import is_command_text
 from nanoloop.stores.sweep import sweep
 from nanoloop.words import did_you_mean
@@ -60,7 +60,7 @@ class DirectChannel:
             text=text,
             sender=sender,
             agent=agent,
-            message_id=(name := uuid4().hex),
+            message_id=(name := fresh_id()),
         )
         self._arrived[name] = arrived = anyio.Event()
         if on_text is not None:

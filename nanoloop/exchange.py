@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,14 +35,14 @@ from nanoloop.protocols import Bus, OnText, Provider, vendor_of
 from nanoloop.sending import (
     ChatClaim,
     Notices,
-    named,
     noted_files,
     reply_to,
     send_answer,
     with_files,
 )
-from nanoloop.session.approvals import expire
+from nanoloop.session.approvals import APPROVAL, expire
 from nanoloop.session.entry import SCHEME, Entry, PiecesWithoutFiles, fresh_id, utc_now
+from nanoloop.session.head import TOKENS
 from nanoloop.session.options import UNLIMITED
 from nanoloop.session.queue import STEERS, heard_by, said_first
 from nanoloop.session.session import Session
@@ -82,9 +82,10 @@ class ExchangeParts:
     def begin(self, session: Session, *questions: Entry) -> Begun:
         """Make these messages the next question, and cut the window if it is full."""
         agent = self.agents.choose(session, channel=str(questions[-1].metadata.get("channel", "")))
-        expire(session, utc_now().timestamp())
+        if session.approvals.open:
+            expire(session, utc_now().timestamp())
         for question in questions:
-            session.awaiting = session.add_entry(give_way(session, heard_by(question, ""))).seq
+            session.awaiting = session.append(give_way(session, heard_by(question, ""))).seq
         limit, keep = self._buffer_of(agent)
         evicted = trimmed(session, limit, keep)
         claim = session.claim(self.nodes.me)
@@ -117,10 +118,10 @@ class ExchangeParts:
         What it sends is not the answer: anyone who waits for the answer goes on waiting.
         """
         claim = ChatClaim(self.nodes, self.sessions, session.id, 0, self.nodes.lapses)
-        blank = replace(reply_to(message, "", "notice", session.id), reply_to=None)
 
         async def tell(text: str) -> None:
-            said = replace(blank, text=text, id=fresh_id())
+            said = reply_to(message, text, "notice", claim.session_id)
+            said = replace(said, reply_to=None, id=fresh_id())
             await self.bus.publish(said, may_go=claim.is_good)
 
         return tell
@@ -158,6 +159,7 @@ class Exchange:
         self._store = parts.sessions.store
         self._bus = parts.bus
         self._summarizer = parts.summarizer
+        self._sentences = parts.notices.speaking(message)
         self._started = time.monotonic()
         provider = agent.provider or parts.provider
         agent.equip(session, provider, defaults=UNLIMITED)
@@ -183,7 +185,7 @@ class Exchange:
             ),
             cutting=parts.cutting(session, agent),
             on_text=_stream_to(parts.bus, message, session),
-            sentences=parts.notices.speaking(message),
+            sentences=self._sentences,
             tell=parts.teller(session, message),
         )
 
@@ -262,9 +264,9 @@ class Exchange:
 
         def act(session: Session) -> None:
             session.awaiting = 0
-            kept[:] = [session.add_entry(entry) for entry in answer.entries]
+            kept[:] = [session.append(entry) for entry in answer.entries]
             answer.then(session)
-            session.spend(asdict(answer.usage))
+            session.spend({kind: getattr(answer.usage, kind) for kind in TOKENS})
             if self._bus.confirms(self.message.channel):
                 session.owe(kept[-1].seq)
             self._turn.cut_with_answer(session)
@@ -316,11 +318,11 @@ class Exchange:
         await self._sessions.change(self.session, begun)
 
     async def _send(self, text: str, said: Entry, lapses: int) -> None:
-        answer = named(reply_to(self.message, text, "answer", self.session.id), said)
-        sentences = self._notices.speaking(self.message)
-        answer = replace(answer, choices=choices_in(said, sentences.text))
+        answer = reply_to(self.message, text, "answer", self.session.id, said=said)
+        if said.type == APPROVAL:
+            answer = replace(answer, choices=choices_in(said, self._sentences.text))
         await send_answer(
-            await with_files(answer, said, self._sessions.attachments, sentences),
+            await with_files(answer, said, self._sessions.attachments, self._sentences),
             bus=self._bus,
             sessions=self._sessions,
             session=self.session,

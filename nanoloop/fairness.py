@@ -33,7 +33,17 @@ class FairLimiter:
 
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Wait for this owner's turn and hold it; if cancelled, leave the queue."""
+        """Wait for this owner's turn and hold it; a cancelled wait loses its place in the queue."""
+        if not self._order.begin(owner):
+            await self._drawn(owner)
+        token = _owner.set(owner)
+        try:
+            yield
+        finally:
+            _owner.reset(token)
+            self._end(owner)
+
+    async def _drawn(self, owner: str) -> None:
         mine = anyio.Event()
         self._order.join(owner, mine)
         self._draw()
@@ -45,12 +55,6 @@ class FairLimiter:
             else:
                 self._end(owner)
             raise
-        token = _owner.set(owner)
-        try:
-            yield
-        finally:
-            _owner.reset(token)
-            self._end(owner)
 
     def _end(self, owner: str) -> None:
         self._order.end(owner)
@@ -120,6 +124,13 @@ class RoundRobin(Generic[T]):
     def is_busy(self) -> bool:
         """True while an item is waiting, or was chosen and has not ended."""
         return bool(self._waiting or len(self._shares))
+
+    def begin(self, owner: str) -> bool:
+        """Begin without an item if there is room and nothing waits; return False otherwise."""
+        can_begin = not self._ranks and self._shares.has_room(owner)
+        if can_begin:
+            self._shares.take(owner)
+        return can_begin
 
     def join(self, owner: str, item: T) -> None:
         """Queue an item, which must differ from all other waiting items."""

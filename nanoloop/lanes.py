@@ -35,7 +35,6 @@ class Lanes(Generic[K, T]):
         self._waiting: dict[K, deque[T]] = {}
         self._room: dict[K, anyio.Event] = {}
         self._idle = anyio.Event()
-        self._idle.set()
         self._group: TaskGroup | None = None
         self._context = copy_context()
 
@@ -102,8 +101,6 @@ class Lanes(Generic[K, T]):
 
     def _begin(self, key: K, item: T) -> None:
         self._waiting[key] = deque((item,))
-        if self._idle.is_set():
-            self._idle = anyio.Event()
 
     async def _work(self, key: K) -> None:
         waiting, then = self._waiting[key], None
@@ -144,4 +141,6 @@ class Lanes(Generic[K, T]):
     async def idle(self) -> None:
         """Wait until no key has any work."""
         while self._waiting:
+            if self._idle.is_set():  # shared by all callers, so that each one wakes up
+                self._idle = anyio.Event()
             await self._idle.wait()

@@ -38,8 +38,12 @@ def reply_to(
     session_id: str | None = None,
     *,
     incident: str | None = None,
+    said: Entry | None = None,
 ) -> Outbound:
-    """Create a text for the chat that sent this message."""
+    """Create a text for the chat that sent this message.
+
+    An answer has the id of the entry in which it was `said`, each time that it is sent.
+    """
     return Outbound(
         channel=message.channel,
         chat=message.chat,
@@ -48,6 +52,7 @@ def reply_to(
         reply_to=message.message_id,
         session_id=session_id,
         incident=incident,
+        id=None if said is None else said.id,
     )
 
 
@@ -219,7 +224,7 @@ async def send_owed(
         return
     speaking = sentences(question)
     text = await _text_of(answer, sessions, session.id, speaking)
-    said = named(reply_to(question, text, "answer", session.id), answer)
+    said = reply_to(question, text, "answer", session.id, said=answer)
     said = replace(said, choices=choices_in(answer, speaking.text))
     whole = await with_files(said, answer, sessions.attachments, speaking)
     await send_answer(whole, bus=bus, sessions=sessions, session=session, seq=seq, claim=claim)
@@ -252,11 +257,6 @@ async def _owed(
 
 def _is_sent(entry: Entry) -> bool:
     return entry.role == "assistant" or (entry.type == APPROVAL and "asks" in entry.content)
-
-
-def named(answer: Outbound, entry: Entry) -> Outbound:
-    """Return the answer with an id that stays the same each time it is sent."""
-    return replace(answer, id=entry.id)
 
 
 async def noted_files(

@@ -370,9 +370,9 @@ class Turn:
             self._cutting.heard()
 
     def _request(self) -> list[dict[str, Any]]:
-        before = len(self.session.window)
+        before = self.session.log.window_length
         messages = self._view.request()
-        if evicted := before - len(self.session.window):
+        if evicted := before - self.session.log.window_length:
             self._tell_trimmed(evicted)
             self._hear_of_cut()
         return messages
@@ -589,7 +589,7 @@ def _added(session: Session, entry: Entry) -> Entry:
     """Add an entry; the result of an approved call closes its approval."""
     if APPROVED in entry.metadata:
         approvals.close(session, int(entry.metadata[APPROVED]))
-    return session.add_entry(entry)
+    return session.append(entry)
 
 
 def _of_turn(entries: Iterable[Entry], question: int) -> Iterator[Entry]:

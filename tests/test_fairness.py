@@ -1,5 +1,6 @@
 """Who is next: by owner, with some of it kept for those who have nothing."""
 
+import asyncio
 import sys
 from contextlib import contextmanager
 from itertools import count
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from nanoloop.fairness import FairLimiter, RoundRobin, Shares, current_owner
 
 OWNERS = st.sampled_from("abcd")
-ACTS = st.tuples(st.sampled_from(["join", "join", "leave", "end"]), OWNERS, st.booleans())
+ACTS = st.tuples(st.sampled_from(["begin", "join", "join", "leave", "end"]), OWNERS, st.booleans())
 
 
 class Plain:
@@ -62,7 +63,13 @@ def test_it_draws_as_the_rule_says(capacity, acts):
     order, plain, items = RoundRobin(capacity), Plain(capacity), count()
     for act, owner, draws in acts:
         mine = [item for of, item in plain.waiting if of == owner]
-        if act == "join":
+        if act == "begin":
+            has_begun = order.begin(owner)
+            assert has_begun == (not plain.waiting and plain.has_room(owner))
+            if has_begun:  # as if it had joined, and been drawn at once
+                plain.join(owner, item := next(items))
+                assert plain.draw() == item
+        elif act == "join":
             item = next(items)
             order.join(owner, item)
             plain.join(owner, item)
@@ -186,14 +193,21 @@ async def test_a_cancelled_wait_loses_its_place_and_nothing_else():
 
 async def test_who_is_cancelled_right_when_drawn_passes_the_turn_on():
     limiter, done = FairLimiter(1), []
-    with anyio.CancelScope() as scope:
-        scope.cancel()
-        async with limiter.turn("a"):  # drawn at once, and then told to go
-            done.append("a")
-    with anyio.fail_after(1):
+
+    async def wait(*, task_status):
+        task_status.started(asyncio.current_task())
         async with limiter.turn("b"):
             done.append("b")
-    assert done == ["b"]
+
+    async with anyio.create_task_group() as group:
+        async with limiter.turn("a"):
+            waiting = await group.start(wait)
+            await anyio.wait_all_tasks_blocked()
+        waiting.cancel()  # drawn when the turn of "a" ended, and cancelled before it could begin
+    with anyio.fail_after(1):
+        async with limiter.turn("c"):
+            done.append("c")
+    assert done == ["c"]
 
 
 async def test_what_runs_in_a_turn_knows_whose_it_is():

@@ -1,5 +1,7 @@
 """A turn beside a bare loop over the SDK, in calls and not in seconds: no busy machine matters."""
 
+from statistics import median
+
 import anyio
 import pytest
 
@@ -16,7 +18,9 @@ ROUNDS = 6
 
 
 async def calls_a_turn(calls, turn):
-    """Of each turn the round with the fewest: in the others a clock had its tasks run beside it."""
+    """The median turn, of each the round with the fewest: in the others a clock had its tasks run
+    beside it. A summary runs beside one or two of the turns.
+    """
 
     async def counted():
         before = calls.count
@@ -26,12 +30,12 @@ async def calls_a_turn(calls, turn):
     for _ in range(TURNS + 7):  # until the window was cut for the first time
         await turn()
     rounds = [[await counted() for _ in range(TURNS)] for _ in range(ROUNDS)]
-    return sum(map(min, *rounds)) / TURNS
+    return median(map(min, *rounds))
 
 
 STORES = {
-    "jsonl": (JsonlStore, 6150),  # with the locks on its files, the ids of messages, who said what
-    "sqlite": (lambda folder: SqliteStore(folder / "sessions.sqlite"), 5700),
+    "jsonl": (JsonlStore, 4700),  # with the locks on its files
+    "sqlite": (lambda folder: SqliteStore(folder / "sessions.sqlite"), 4400),
 }
 
 
@@ -55,5 +59,5 @@ def test_a_durable_turn_makes_a_small_part_of_the_calls_that_a_bare_one_makes(
 
     with server() as url, calls.listening():
         anyio.run(measure, url)
-    assert made["durable"] < 0.085 * made["bare"], made
-    assert made["durable"] < most, made  # some 1,900 of them in the SDK
+    assert made["durable"] < 0.07 * made["bare"], made
+    assert made["durable"] < most, made  # some 1,700 of them in the SDK

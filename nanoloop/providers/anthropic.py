@@ -69,6 +69,7 @@ class AnthropicProvider:
         self._model = model
         self._key = clean_key(api_key)
         self._url = clean_url(base_url or DEFAULT_BASE_URL)
+        self._asked_of = asked_of(self._url, key=self._key, key_name=KEY_NAME)
         self._options = clean_options(options, OWN)
         self._max_retries = max_retries
         self._server = HostedServer(
@@ -121,9 +122,8 @@ class AnthropicProvider:
         return await self._asked(about["model"], plain, on_text)
 
     async def _asked(self, model: str, body: bytes, on_text: OnText | None) -> Reply:
-        asked = asked_of(self._url, model=model, key=self._key, key_name=KEY_NAME, body=body)
         taking = Taking()
-        reply = await self._server.ask(asked, taking, on_text)
+        reply = await self._server.ask(self._asked_of(model, body), taking, on_text)
         return replace(reply, reasoning=taking.reasoning) if reply.tool_calls else reply
 
     def with_options(self, options: Mapping[str, Any]) -> AnthropicProvider:

@@ -186,7 +186,8 @@ class HostedServer:
     async def _client(self) -> _Client:
         if self._is_closed:
             raise _closed()
-        client = self._clients.setdefault(asyncio.get_running_loop(), _Client())
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop) or self._clients.setdefault(loop, _Client())
         if client.sdk is None:
             async with client.making:
                 if client.sdk is None:
@@ -343,15 +344,11 @@ def clean_options(options: Mapping[str, Any] | None, own: Collection[str]) -> di
 
 
 def asked_of(
-    url: str, *, model: str, key: str, body: bytes, key_name: str = "OPENAI_API_KEY"
-) -> Asked:
-    """Return the facts about a call that its errors need."""
-    secrets = (key, *failures.url_secrets(url))
-    return Asked(
-        where=failures.shown_url(url),
-        model=model,
-        has_key=bool(key),
-        secrets=tuple(secret for secret in secrets if secret),
-        body=body,
-        key_name=key_name,
+    url: str, *, key: str, key_name: str = "OPENAI_API_KEY"
+) -> Callable[[str, bytes], Asked]:
+    """Return a function that returns what a call's errors need, given its model and its body."""
+    where, secrets = failures.shown_url(url), (key, *failures.url_secrets(url))
+    told = tuple(secret for secret in secrets if secret)
+    return lambda model, body: Asked(
+        where=where, model=model, has_key=bool(key), secrets=told, body=body, key_name=key_name
     )

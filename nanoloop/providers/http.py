@@ -22,6 +22,7 @@ from collections.abc import (
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, cast
 
@@ -120,6 +121,17 @@ patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
 """The limits for the current call."""
 
 
+_parsed = lru_cache(maxsize=64)(httpx2.URL)
+"""Parses a URL, which takes long; a URL never changes."""
+
+
+class _HTTPClient(openai.DefaultAioHttpClient):
+    """The SDK's client, which parses the URL of its server once and not with each request."""
+
+    def build_request(self, method: str, url: httpx2.URL | str, **about: Any) -> httpx2.Request:
+        return super().build_request(method, _parsed(url), **about)
+
+
 def make_client(url: str) -> httpx2.AsyncClient:
     """Create a client for one server, through the proxy set for it in the environment."""
     client = _client_for(
@@ -145,7 +157,7 @@ def _client_for(url: str, **settings: Any) -> httpx2.AsyncClient:
         settings |= {"trust_env": False, "verify": httpx2.create_ssl_context(trust_env=True)}
     elif is_socks(proxy):
         return _through_socks(proxy, settings)
-    return openai.DefaultAioHttpClient(**settings)
+    return _HTTPClient(**settings)
 
 
 def _through_socks(proxy: str, settings: dict[str, Any]) -> httpx2.AsyncClient:

@@ -70,8 +70,8 @@ class OpenAIProvider:
         """
         self._model = model
         self._key = clean_key(api_key)
-        self._key_name = key_name
         self._url = clean_url(base_url or DEFAULT_BASE_URL)
+        self._asked_of = asked_of(self._url, key=self._key, key_name=key_name)
         self._options = clean_options(options, OWN)
         self._quirks = quirks or Quirks(takes_cache_key=base_url is None)
         self._max_retries = max_retries
@@ -104,8 +104,7 @@ class OpenAIProvider:
             tools=tools or (),
             messages=messages,
         )
-        asked = asked_of(self._url, model=model, key=self._key, key_name=self._key_name, body=body)
-        return await self._server.ask(asked, take, on_text)
+        return await self._server.ask(self._asked_of(model, body), take, on_text)
 
     def with_options(self, options: Mapping[str, Any]) -> OpenAIProvider:
         """Return a copy whose requests also have these options; it shares the connections.
@@ -164,6 +163,7 @@ class OpenAIProvider:
             "idempotency_key": "",
             "max_retries": self._max_retries,
             "params": {},
+            "post_parser": openai.not_given,
             "security": {"bearer_auth": True},
             "synthesize_event_and_data": False,
             "timeout": http_client.timeout,

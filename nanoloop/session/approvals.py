@@ -203,8 +203,7 @@ def withdraw(
 
 def expire(session: Conversation, now: float) -> None:
     """Withdraw the approvals that nobody has given in time."""
-    if session.approvals.open:
-        withdraw(session, "expired", lambda each: each.state == "asked" and each.expires_at <= now)
+    withdraw(session, "expired", lambda each: each.state == "asked" and each.expires_at <= now)
 
 
 def take_along(session: Conversation, before: Conversation) -> None:

@@ -313,6 +313,8 @@ def model_messages(entries: Sequence[Entry], *, vendor: str = "") -> list[dict[s
     results without a call are left out. Reasoning from before a call is included if a model of this
     vendor wrote it.
     """
+    if TOOL_CALL not in [entry.type for entry in entries]:  # the usual case
+        return [_plain_message(entry) for entry in entries if entry.type == MESSAGE]
     pairs = results_in_time(entries)
     messages: list[dict[str, Any]] = []
     index = 0
@@ -334,11 +336,9 @@ def _calls(entries: Sequence[Entry], index: int) -> bool:
 
 def _plain_message(entry: Entry) -> dict[str, Any]:
     content = entry.content
-    if not entry.metadata and "parts" not in content:  # the usual case
+    if _EXTRA not in entry.metadata and "parts" not in content:  # the usual case
         return {"role": content.get("role", "user"), "content": content.get("text", "")}
     message = _message(entry)
-    if "name" not in message and set(message) == {"role", "content"}:
-        return message
     return {key: message[key] for key in ("role", "content", "name") if key in message}
 
 

@@ -161,9 +161,10 @@ class Conversation:
 
     def add_entry(self, entry: Entry) -> Entry:
         """Append a copy of the entry to the log, and return another copy with its number."""
-        return self._append(entry).copy()
+        return self.append(entry).copy()
 
-    def _append(self, entry: Entry) -> Entry:
+    def append(self, entry: Entry) -> Entry:
+        """Like `add_entry`, but return the log's own entry, which must not be modified."""
         # Under one lock, so that a commit in another thread finds a waiting message in the queue or
         # the log.
         with self.lock:
@@ -506,7 +507,7 @@ class Conversation:
         self._awaiting = 0
         for note in taken:
             if note not in exchange:  # about an earlier message
-                self._append(replace(note, id=new_id()))
+                self.append(replace(note, id=new_id()))
         if self.resized:
             turn = min(int(self.resized.get("turn", 0)), self.turns)
             self.resized = {**self.resized, "turn": turn}

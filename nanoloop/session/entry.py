@@ -158,12 +158,17 @@ class Entry:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, with only id, type, timestamp, content and metadata."""
+        form = self.form()
+        return {**form, "content": copied(self.content), "metadata": copied(self.metadata)}
+
+    def form(self) -> dict[str, Any]:
+        """Return the JSON form, which shares content and metadata with the entry."""
         return {
             "id": self.id,
             "type": self.type,
             "timestamp": rfc3339(self.timestamp),
-            "content": copied(self.content),
-            "metadata": copied(self.metadata),
+            "content": self.content,
+            "metadata": self.metadata,
         }
 
     @classmethod

@@ -133,10 +133,10 @@ class Head:
     def dump(self) -> dict[str, Any]:
         """Return the stored form, without empty values."""
         stored = {}
-        for name in _NAMES:
+        for name, empty, form in _STORED:
             value = getattr(self, name)
-            if name not in _OPTIONAL or value != _OPTIONAL[name]:
-                stored[name] = _FORMS[name][0](value) if name in _FORMS else value
+            if value != empty:
+                stored[name] = value if form is None else form(value)
         return stored
 
     @classmethod
@@ -194,6 +194,10 @@ _FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "by": (str, str),
 }
 """How to store and read each field; fields not listed are plain numbers."""
+_STORED = [
+    (name, _OPTIONAL.get(name, ...), _FORMS[name][0] if name in _FORMS else None) for name in _NAMES
+]
+"""Each field's name, the empty value that is not stored, and how another value is stored."""
 
 
 def spent_in(head: Mapping[str, Any]) -> dict[str, int]:

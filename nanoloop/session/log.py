@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 from nanoloop.session.chat import (
@@ -101,7 +102,7 @@ class Log:
         return self._index_after(seq - 1)
 
     def _index_after(self, seq: int) -> int:
-        return bisect_right(self._entries, seq, key=lambda entry: entry.seq)
+        return bisect_right(self._entries, seq, key=attrgetter("seq"))
 
     def append(self, entry: Entry) -> Entry:
         """Append a copy of the entry, with its number, to the log and the window."""

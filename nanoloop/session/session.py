@@ -168,7 +168,7 @@ class Session(Conversation):
         """Append a chat message, in OpenAI's form or as blocks."""
         with self.lock:
             for entry in begins_apart(entries_of(message), self.newest):
-                self._append(entry)
+                self.append(entry)
 
     def add_message(self, role: str, content: Any) -> None:
         """Append a message with this role and content."""
@@ -178,7 +178,7 @@ class Session(Conversation):
         """Append the result of the tool call with this id."""
         with self.lock:
             block = {"tool_use_id": tool_use_id, "content": result}
-            self._append(tool_result_of_block(block, self._tool_of(tool_use_id)))
+            self.append(tool_result_of_block(block, self._tool_of(tool_use_id)))
 
     def _tool_of(self, call_id: str) -> str:
         calls = (e for e in reversed(self.log.entries) if e.type == TOOL_CALL)

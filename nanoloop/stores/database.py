@@ -193,10 +193,10 @@ class TriedCommits:
     def forget(self, session: Session, *, upto: Changes) -> None:
         """Forget the commits tried up to and including these changes; they no longer matter."""
         with self._lock:
-            tried = self._tried.pop(session.tracker, ())
+            tried = self._tried.get(session.tracker, deque())
             later = [each for each in tried if each[0].revision > upto.revision]
-            if later:  # belongs to another event loop
-                self._tried[session.tracker] = deque(later, maxlen=TRIED_LIMIT)
+            tried.clear()
+            tried.extend(later)  # of another event loop
 
     def settle(
         self, session: Session, head: Mapping[str, Any], *, refused: Changes | None = None
@@ -340,7 +340,7 @@ def micros(moment: datetime) -> int:
 
 def text_of(entry: Entry) -> bytes:
     """Return an entry as a row stores it: its JSON text, without its number."""
-    return encoded(entry.to_dict(), kind="entry")
+    return encoded(entry.form(), kind="entry")
 
 
 def size_of(entry: Entry) -> int:

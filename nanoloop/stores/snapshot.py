@@ -459,12 +459,12 @@ def _must(holds: bool, what: str) -> None:
 def encoded(value: Any, *, kind: str = "record") -> bytes:
     """Encode a value as one line of JSON; raise `StoreError` if it has no JSON form."""
     try:
-        return _as_json(value, ascii_only=False).encode()
+        return _as_json(value).encode()
     except UnicodeEncodeError:  # half of a surrogate pair needs an escape
-        return _as_json(value, ascii_only=True).encode()
+        return _as_ascii(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"this {kind} can't be written as JSON ({error}): change it") from error
 
 
-def _as_json(value: Any, *, ascii_only: bool) -> str:
-    return json.dumps(value, ensure_ascii=ascii_only, default=str, separators=(",", ":"))
+_as_json = json.JSONEncoder(ensure_ascii=False, default=str, separators=(",", ":")).encode
+_as_ascii = json.JSONEncoder(default=str, separators=(",", ":")).encode

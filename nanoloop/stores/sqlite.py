@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
+from operator import call
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, Literal, TypeVar
@@ -68,6 +69,8 @@ _ADVICE: Mapping[int, str] = {
 T = TypeVar("T")
 
 
+_called = wrap(call)
+"""Calls a function in a thread."""
 BUSY_SECONDS = 5.0
 """How long to wait for a file that another process is writing."""
 
@@ -252,10 +255,10 @@ class _Sqlite:
     async def _in_thread(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run work in a thread; raise `StoreError` if SQLite or the disk fails."""
         try:
-            result: T = await wrap(work)(*args, **kwargs)
+            result: T = await _called(work, *args, **kwargs)
         except sqlite3.Error as error:
             if isinstance(error, sqlite3.DatabaseError) and is_damage(error):
-                raise await wrap(self._file.opening.told_damage)(error) from error
+                raise await _called(self._file.opening.told_damage, error) from error
             advice = _ADVICE.get(primary_code(error), "check the disk")
             raise DiskRefused(self._file.path, f"{error}: {advice}") from error
         except FileRefused:

@@ -597,7 +597,9 @@ class DatabaseStore:
             await self.sealing.look_for_seals(database, now=self._now())
 
     async def _for_writing(self) -> None:
-        await self.sealing.prepare(await self._ready(), now=self._now())
+        database = await self._ready()
+        if not self.sealing.may_write:
+            await self.sealing.prepare(database, now=self._now())
 
     async def secret(self) -> bytes:
         """Return the secret shared by all processes with a key; it survives a change of keys."""
