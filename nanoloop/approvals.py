@@ -28,11 +28,12 @@ from nanoloop.session.entry import ERASED, Entry
 from nanoloop.session.queue import without
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
+from nanoloop.tools.questions import DECLINE, accepted, fields_text
 
 if TYPE_CHECKING:
     from nanoloop.agents import Agents
 
-Word = Literal["yes", "no", "always"]
+Word = Literal["yes", "no", "always", "answer"]
 _GIVEN = re.compile(r"#?(?P<number>\d{1,9})(?:\s+(?P<code>[0-9a-f]{14})(?=\s|$))?\s*")
 REASON_CHARS = 500
 """How many characters of the reason for a no the model reads."""
@@ -65,13 +66,14 @@ class ApprovalAnswer:
         """The person, in a form that can be compared with the asker."""
         return asker_of(user_entry(self.message))
 
-    def entry(self, approval: Approval) -> Entry:
+    def entry(self, approval: Approval, given: Mapping[str, Any] | None = None) -> Entry:
         """Return the log entry that records the answer; a turn continues from it."""
         content = {
             "answer": "no" if self.word == "no" else "yes",
             "number": approval.number,
             "call": approval.seq,
             "question": approval.question,
+            **({} if given is None else {"given": given}),
         }
         metadata = without(user_entry(self.message), "origin", RANK).metadata
         return Entry(type=APPROVAL, content=content, metadata=metadata)
@@ -93,6 +95,10 @@ class ApprovalCommands:
     async def no(self, message: Inbound, rest: str, say: Say) -> str:
         """Refuse a call; return the same as `yes`."""
         return await self._answer(ApprovalAnswer.of("no", message, rest), say)
+
+    async def answer(self, message: Inbound, rest: str, say: Say) -> str:
+        """Answer a question of a running call with words; return as `yes`."""
+        return await self._answer(ApprovalAnswer.of("answer", message, rest), say)
 
     async def always(self, message: Inbound, rest: str, say: Say) -> str:
         """Approve a call and equal future ones; list or revoke such permissions."""
@@ -123,11 +129,36 @@ class ApprovalCommands:
             return say("always_arguments", tool=approval.tool, names=names)
         if permission and permission.patterns is not None and answer.message.rank == "user":
             return say("operators_only")
+        given = await self._given(session, answer, approval, say)
+        if isinstance(given, str):
+            return given
         act = partial(
-            self._decide, answer=answer, approval=approval, call=call, permission=permission
+            self._decide,
+            answer=answer,
+            approval=approval,
+            call=call,
+            permission=permission,
+            given=given,
         )
         void: str | None = await self._sessions.change(session, act)
         return say(f"void_{void}", number=approval.number) if void else ""
+
+    async def _given(
+        self, session: Session, answer: ApprovalAnswer, approval: Approval, say: Say
+    ) -> Mapping[str, Any] | str | None:
+        """Return what the call's form gets; None without one, or what to tell the chat."""
+        if not approval.form:
+            return say("form_none", number=approval.number) if answer.word == "answer" else None
+        if answer.word == "always":
+            return say("always_usage")
+        between = {"after": approval.form - 1, "upto": approval.form}
+        forms = await self._sessions.store.entries(session.id, **between)
+        form = forms[0].content.get("form") if forms else None
+        if answer.word == "no" or form is None:
+            return DECLINE
+        words = answer.rest if answer.word == "answer" else ""
+        said = accepted(form, words)
+        return said or say("form_needs", number=approval.number, fields=fields_text(form))
 
     def _permission(
         self, session: Session, answer: ApprovalAnswer, approval: Approval, call: Entry
@@ -151,6 +182,7 @@ class ApprovalCommands:
         approval: Approval,
         call: Entry | None,
         permission: Permission | None,
+        given: Mapping[str, Any] | None,
     ) -> str | None:
         """Record the answer; if it doesn't count, return why, as in the `void_` sentences."""
         now = session.approvals.numbered(approval.number)
@@ -163,8 +195,8 @@ class ApprovalCommands:
             return why
         if permission is not None:
             approvals.allow(session, permission)
-        session.awaiting = session.add_entry(answer.entry(approval)).seq
-        if answer.word == "no":
+        session.awaiting = session.add_entry(answer.entry(approval, given)).seq
+        if answer.word == "no" and given is None:
             reason = f": {answer.rest[:REASON_CHARS]}" if answer.rest else ""
             session.add_entry(result_of(approval, f"not run: the user said no{reason}"))
             approvals.close(session, approval.number)

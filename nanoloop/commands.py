@@ -169,6 +169,7 @@ class Commands:
             Command(name="yes", run=approvals.yes, writes=_always),
             Command(name="no", run=approvals.no, writes=_always),
             Command(name="always", run=approvals.always, writes=_always),
+            Command(name="answer", run=approvals.answer, writes=_always),
         )
         self._commands = {command.name: command for command in known}
 

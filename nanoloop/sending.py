@@ -20,7 +20,7 @@ from nanoloop.session.queue import is_asked
 from nanoloop.session.session import Session
 from nanoloop.session.speech import FILES
 from nanoloop.sessions import Sessions
-from nanoloop.tools.approval import choices_in, question_text
+from nanoloop.tools.approval import choices_in, question_text, shown_seqs
 from nanoloop.writing import leave_alone
 
 if TYPE_CHECKING:
@@ -234,11 +234,11 @@ async def _text_of(answer: Entry, sessions: Sessions, session_id: str, sentences
     """Return an answer's text, or the question that it asks about tool calls."""
     if answer.type != APPROVAL:
         return str(answer.content["text"])
-    seqs = [ask["seq"] for ask in answer.content["asks"]]
+    seqs = shown_seqs(answer)
     between = {"after": min(seqs) - 1, "upto": max(seqs)}
     entries = await sessions.store.entries(session_id, **between)
-    calls = {entry.seq: entry for entry in entries if entry.type == TOOL_CALL}
-    return question_text(answer, calls, sentences.text)
+    shown = {entry.seq: entry for entry in entries if entry.type in {TOOL_CALL, APPROVAL}}
+    return question_text(answer, shown, sentences.text)
 
 
 async def _owed(

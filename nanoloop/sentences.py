@@ -114,6 +114,7 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "help_no": "refuse a waiting tool call: /no NUMBER, with a reason if you like",
         "help_always": "approve it and equal calls from now on: /always NUMBER; list permissions: "
         "/always; revoke them: /always off",
+        "help_answer": "answer a question of a tool: /answer NUMBER TEXT",
         "prompts_more_one": "and 1 more prompt from the tool servers",
         "prompts_more": "and {count} more prompts from the tool servers",
         # The commands' answers.
@@ -189,6 +190,10 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "export_form": "/export can write md or json, not {form!r}.",
         "export_cut": "... cut off here; for the whole text, run `{command}`",
         # Questions about tool calls, and the answers to them.
+        "form_ask": "{tool} asks: (number {number})",
+        "form_how": "Answer /answer {number} {fields} or /no {number} within {time}.",
+        "form_needs": "Please answer number {number} like this: /answer {number} {fields}",
+        "form_none": "Number {number} needs no text: answer /yes {number} or /no {number}.",
         "approval_ask": "May I call {tool}? (number {number})",
         "approval_ask_operator": "An operator has to approve a call to {tool}. (number {number})",
         "approval_how": "Answer /yes {number} or /no {number} within {time}.",

@@ -44,7 +44,7 @@ from nanoloop.session.resize import ReadEntries
 from nanoloop.session.session import Session
 from nanoloop.tools.approval import question_entry, question_text
 from nanoloop.tools.call import CLAIM, Tell
-from nanoloop.tools.effects import UNKNOWN, Effects, close_calls
+from nanoloop.tools.effects import RESUMES, UNKNOWN, Effects, close_calls
 from nanoloop.tools.toolbox import here
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ class Turn:
         if not (untold := self._effects.untold):
             return None
         entry, first = question_entry(untold), untold[0].seq
-        calls = {e.seq: e for e in self.session.entries_between(first - 1, untold[-1].seq)}
+        calls = {e.seq: e for e in self.session.entries_between(first - 1, self.session.last_seq)}
 
         def tell(session: Session) -> None:
             for approval in untold:
@@ -310,7 +310,17 @@ class Turn:
         if approval is None or approval.state == "asked":  # no, or its result is there
             return left
         call = approvals.call_in(known, approval)
+        if call is not None and approval.form:
+            call = await self._resuming(call, approval, answer)
         return [*left, *await self._started(approval, call)]
+
+    async def _resuming(self, call: Entry, approval: Approval, answer: Entry) -> Entry | None:
+        """Return the call with the person's answer to its question, or None if that is gone."""
+        forms = await self._entries(approval.form - 1, approval.form)
+        if not forms or "form" not in forms[0].content:
+            return None
+        resumes = {"state": forms[0].content["state"], "answer": answer.content.get("given")}
+        return replace(call, metadata={**call.metadata, RESUMES: resumes})
 
     async def _entries(self, after: int, upto: int) -> list[Entry]:
         store = self._keeping.store
@@ -495,7 +505,9 @@ class Turn:
         there = {entry.id for entry in (*session.window, *self._view.beside)}
         for entry in self._finished:
             if entry.id not in there:
-                add(entry)
+                added = add(entry)
+                if entry.type == APPROVAL and added is not None:
+                    self._effects.ask_form(session, added)
         return list(self._finished)
 
     # Ending without an answer

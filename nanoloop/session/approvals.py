@@ -68,6 +68,8 @@ class Approval:
     """True once the question about the call is in the log."""
     claim: int = 0
     """The session's number of claims when the call was started."""
+    form: int = 0
+    """The number of the entry with the question that the running call asks; 0 for an approval."""
 
     def dump(self) -> dict[str, Any]:
         """Return the stored form."""
@@ -137,10 +139,20 @@ class Approvals:
 
 
 def ask(
-    session: Conversation, call: Entry, *, question: Entry, who: Who, seconds: float, digest: str
+    session: Conversation,
+    call: Entry,
+    *,
+    question: Entry,
+    who: Who,
+    seconds: float,
+    digest: str,
+    form: Entry | None = None,
 ) -> Approval:
-    """Record that this call, which is already in the log, is waiting for a person's yes."""
-    now = call.timestamp.timestamp()
+    """Record that this call, which is already in the log, is waiting for a person's yes.
+
+    With a `form`, the call has begun and waits for the answer to the question in that entry.
+    """
+    now = (form or call).timestamp.timestamp()
     approval = Approval(
         number=session.approvals.last + 1,
         call=call.id,
@@ -154,6 +166,7 @@ def ask(
         asker=asker_of(question),
         asked_at=now,
         expires_at=now + seconds,
+        form=0 if form is None else form.seq,
     )
     known = session.approvals
     _set(session, replace(known, open=(*known.open, approval), last=approval.number))

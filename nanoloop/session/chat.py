@@ -370,15 +370,18 @@ def _add_exchange(
     messages[-1].update(thought)
     for call in calls:
         is_open = call not in pairs
-        said = _open_text(entries[call]) if is_open else result_text(entries[pairs[call]])
+        said = _open_text(entries[call], entries) if is_open else result_text(entries[pairs[call]])
         call_id = call_id_of(entries[call])
         messages.append({"role": "tool", "tool_call_id": call_id, "content": said})
     return after
 
 
-def _open_text(call: Entry) -> str:
+def _open_text(call: Entry, entries: Sequence[Entry]) -> str:
     """Return the text that replaces a missing result."""
-    if waits_for := call.metadata.get(WAITS_FOR):
+    waits_for = call.metadata.get(WAITS_FOR)
+    if any(entry.content.get("wants") == call.id for entry in entries):
+        waits_for = "the user's answer to a question"
+    if waits_for:
         return f"No result yet: it waits for {waits_for}. The result will follow when it arrives."
     return "No result is known: the call may be running still, or may have taken effect."
 

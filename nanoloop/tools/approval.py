@@ -15,6 +15,7 @@ from nanoloop.protocols import Approve, Tool, approve_of, effect_of
 from nanoloop.sentences import Say
 from nanoloop.session.approvals import APPROVAL, Approval, Permission, Who
 from nanoloop.session.entry import Entry
+from nanoloop.tools.questions import fields_text, needs_words
 
 WAITS = "a person's approval"
 """The text that tells the model what a call is waiting for."""
@@ -113,21 +114,31 @@ def question_entry(approvals: Sequence[Approval]) -> Entry:
             "seq": each.seq,
             "who": each.who,
             "seconds": each.expires_at - each.asked_at,
+            **({"form": each.form, "tool": each.tool} if each.form else {}),
         }
         for each in approvals
     ]
     return Entry(type=APPROVAL, content={"asks": asks})
 
 
-def question_text(entry: Entry, calls: Mapping[int, Entry], say: Say) -> str:
-    """Return the question about these calls, given by their numbers in the log."""
-    asks = [each for each in entry.content.get("asks") or () if each["seq"] in calls]
-    return "\n\n".join(_asked(each, calls[each["seq"]], say) for each in asks)
+def shown_seqs(entry: Entry) -> list[int]:
+    """Return the numbers of the entries with what the question shows."""
+    return [ask.get("form") or ask["seq"] for ask in entry.content.get("asks") or ()]
+
+
+def question_text(entry: Entry, shown: Mapping[int, Entry], say: Say) -> str:
+    """Return the question, given the entries that it shows by their numbers in the log."""
+    told = zip(entry.content.get("asks") or (), shown_seqs(entry), strict=True)
+    asks = [(ask, shown[seq]) for ask, seq in told if seq in shown]
+    return "\n\n".join(
+        _form_asked(ask, there, say) if ask.get("form") else _asked(ask, there, say)
+        for ask, there in asks
+    )
 
 
 def choices_in(entry: Entry, say: Say) -> tuple[Choice, ...]:
-    """Return the answers to choose from."""
-    asks = entry.content.get("asks") or ()
+    """Return the answers to choose from; a form is answered with words."""
+    asks = [ask for ask in entry.content.get("asks") or () if not ask.get("form")]
     words = {"yes": say("approval_yes"), "no": say("approval_no")}
     return tuple(
         Choice(
@@ -150,6 +161,22 @@ def _asked(ask: Mapping[str, Any], call: Entry, say: Say) -> str:
     )
     how = say("approval_how", number=number, time=_time(float(ask.get("seconds") or 0)))
     return f"{asked}\n{fence}\n{given}\n{fence}\n{how}"
+
+
+def _form_asked(ask: Mapping[str, Any], entry: Entry, say: Say) -> str:
+    form, number = entry.content["form"], ask["number"]
+    message = "".join(
+        each if _is_seen(each) else " " for each in str(form.get("message")).replace("\r", "\n")
+    )
+    # What a server says is quoted, so that it can't pass for our own words.
+    quoted = "\n".join(f"> {line}" for line in message.splitlines() or ("",))
+    asked = say("form_ask", number=number, tool=ask.get("tool"))
+    fields, time = fields_text(form), _time(float(ask.get("seconds") or 0))
+    if needs_words(form):
+        how = say("form_how", number=number, time=time, fields=fields)
+    else:
+        how = say("approval_how", number=number, time=time)
+    return f"{asked}\n{quoted}\n\n{how}"
 
 
 def _time(seconds: float) -> str:

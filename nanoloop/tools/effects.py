@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,21 @@ from anyio.abc import TaskGroup
 from nanoloop.events import ToolFinished, ToolNotRepeated, ToolStarted, announce
 from nanoloop.protocols import ToolCall, ToolSpec
 from nanoloop.session import approvals
-from nanoloop.session.approvals import APPROVED, MOST_OPEN, Approval, asker_of, permissions_of
+from nanoloop.session.approvals import (
+    APPROVAL,
+    APPROVED,
+    MOST_OPEN,
+    Approval,
+    asker_of,
+    permissions_of,
+)
 from nanoloop.session.chat import WAITS_FOR, decoded, open_calls, result_text, results_by_call
-from nanoloop.session.entry import Entry
+from nanoloop.session.entry import Entry, copied
 from nanoloop.session.session import Session
 from nanoloop.session.speech import FILES
 from nanoloop.tools.approval import WAITS, is_allowed
 from nanoloop.tools.call import CLAIM, CurrentCall, Outlet, Tell, asked_by, call_of, calling
+from nanoloop.tools.questions import DECLINE
 from nanoloop.tools.results import READ_RESULT, Results
 from nanoloop.tools.toolbox import Toolbox, ToolOutcome
 
@@ -35,6 +43,8 @@ AGAIN = "again"
 
 The value has the call's id and its number of attempts, which an equal call takes over.
 """
+RESUMES = "resumes"
+"""The metadata key of a call that goes on: what its tool stored, and the person's answer."""
 MOST_ATTEMPTS = 10
 """How often an interrupted call may be started, since the call itself may end the process."""
 _DONE = (
@@ -73,6 +83,8 @@ class Effects:
         self._asks = asks
         self._refusals: dict[str, str] = {}
         """Why calls can't wait for approval, by the ids of their entries."""
+        self._asking: dict[str, Entry] = {}
+        """The calls that asked the person something, by the ids of their entries."""
         self._question: Entry | None = None
         self._first: dict[str, Entry] = {}
         """The results of calls that must not be repeated, by tool and arguments."""
@@ -230,6 +242,10 @@ class Effects:
         with calling(self._current(call, key)) as current:
             outcome = await self._outcome(call, current)
         announce(ToolFinished(**which, success=outcome.success, seconds=round(outcome.seconds, 3)))
+        if (question := outcome.question) is not None:
+            self._asking[call.id] = call
+            told = {"wants": call.id, "form": question.form, "state": question.state}
+            return Entry(type=APPROVAL, content=copied(told))
         text, metadata = outcome.text, dict[str, Any]()
         if outcome.whole and self._results is not None:
             text, metadata = await self._results.keep(outcome, call=call.id)
@@ -266,11 +282,42 @@ class Effects:
         can_settle = self._toolbox.settles(asked.name)
         if can_settle and call_of(call, claims=self._session.claims).attempt > 1:
             return await self._toolbox.settle(asked, current.call)
-        outcome = await self._toolbox.run(asked)
-        if outcome.success or outcome.is_refused or not can_settle:
+        outcome = await self._answered(call, asked)
+        if outcome.question is not None and not self._can_ask:
+            outcome = await self._toolbox.resume(asked, outcome.question.state, DECLINE)
+        if outcome.success or outcome.question is not None or outcome.is_refused or not can_settle:
             return outcome
         # The reply may have been lost, so the call may still have taken effect.
         return await self._toolbox.settle(asked, current.call)
+
+    async def _answered(self, call: Entry, asked: ToolCall) -> ToolOutcome:
+        """Run a call, or let it go on with the person's answer."""
+        resumes = call.metadata.get(RESUMES)
+        if not isinstance(resumes, Mapping):
+            return await self._toolbox.run(asked)
+        return await self._toolbox.resume(asked, resumes["state"], resumes["answer"])
+
+    @property
+    def _can_ask(self) -> bool:
+        is_full = len(self._session.approvals.asked) >= MOST_OPEN
+        return self._asks and self._question is not None and not is_full
+
+    def ask_form(self, session: Session, form: Entry) -> None:
+        """Record that a call waits for the answer to its question, which is in this entry."""
+        call = self._asking.get(str(form.content.get("wants")))
+        if call is not None and self._question is not None:
+            # As the log has it, with its number; one that left the window has it already.
+            call = next((e for e in reversed(session.window) if e.id == call.id), call)
+            tool, rules = str(call.content.get("tool")), self._toolbox.approval
+            approvals.ask(
+                session,
+                call,
+                question=self._question,
+                who="asker",
+                seconds=rules.seconds,
+                digest=self._toolbox.digest_of(tool, call.content.get("parameters")) or "",
+                form=form,
+            )
 
     def _note(self, tool: str, arguments: Any, result: Entry) -> None:
         """Record this result, unless the call failed and may be tried again."""

@@ -11,6 +11,7 @@ import json
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib.metadata import version
 from mimetypes import guess_extension, guess_type
 from shutil import which
@@ -57,6 +58,7 @@ from nanoloop.tools.listing import (
 from nanoloop.tools.logins import ServerLogins, login_wanted
 from nanoloop.tools.oauth import Access
 from nanoloop.tools.prompts import PromptText
+from nanoloop.tools.questions import QuestionAsked, ToolQuestion, tool_question
 from nanoloop.tools.servers import ToolServerPlace
 
 MOST_BYTES = 16_000_000
@@ -65,6 +67,9 @@ MOST_PAGES = 50
 MOST_PROMPTS = 100
 MOST_TOOLS = 500
 """How many of a server's tools are read."""
+MOST_ROUNDS = 10
+"""How often a server may want to be called again without asking anything."""
+ROUND_SECONDS = 0.05
 CONNECT_SECONDS = 10.0
 _OK_CODES = range(300)
 _REDIRECTS = range(300, 400)
@@ -75,8 +80,8 @@ _LINE_CHARS = 300
 _GONE = "Session terminated"
 """The client's error message when a server no longer knows our session."""
 DECLINED = (
-    "[The server asked the user something meanwhile. nanoloop can't pass such questions on yet: "
-    "nobody saw it, and it was declined.]"
+    "[The server asked the user something while the call was running, as older protocols do. "
+    "Nobody saw the question, and it was declined.]"
 )
 
 _Streams = tuple[
@@ -170,11 +175,18 @@ class ServerConnection:
             raise _broken(error) from None
         return [PromptText(each.role, _named(each.content)) for each in result.messages]
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """Call a tool; raise `ToolError`, or `ServerGone` if the server can't be used."""
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], going_on: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call a tool; raise `ToolError`, or `ServerGone` if the server can't be used.
+
+        Raise `QuestionAsked` if the server first asks the person something; call again then, with
+        what `going_on` returned for the answer.
+        """
         asked = self._asked
         try:
-            result = await (await self._ready()).call_tool(name, dict(arguments))
+            client = await self._ready()
+            result = await _rounds(client, name, dict(arguments), dict(going_on or {}))
         except MCPError as error:
             raise self._failed(error) from None
         except (ValidationError, RuntimeError) as error:
@@ -299,6 +311,63 @@ class ServerConnection:
         is_renewed = response.status_code == httpx2.codes.UNAUTHORIZED and self.access is not None
         if response.status_code not in _OK_CODES and not is_renewed:
             self.status = response.status_code
+
+
+async def _rounds(
+    client: Client, name: str, arguments: dict[str, Any], more: dict[str, Any]
+) -> wire.CallToolResult:
+    """Call a tool until it has a result; raise `QuestionAsked` if it asks the person."""
+    for number in range(MOST_ROUNDS):
+        result = await _called(client, name, arguments, more)
+        if isinstance(result, wire.CallToolResult):
+            return result
+        if not isinstance(result, wire.InputRequiredResult):
+            break
+        requests = result.input_requests or {}
+        if requests:
+            raise QuestionAsked(_question(requests, result.request_state))
+        more = {"request_state": result.request_state}  # it only wants to be asked again
+        await anyio.sleep(ROUND_SECONDS * (number + 1))
+    raise ToolError("the server did not come to a result")
+
+
+async def _called(
+    client: Client, name: str, arguments: dict[str, Any], more: Mapping[str, Any]
+) -> object:
+    call = partial(client.session.call_tool, name, arguments, allow_input_required=True, **more)
+    try:
+        return await call()
+    except MCPError as error:
+        if error.code != wire.HEADER_MISMATCH:
+            raise
+    # The tool's schema has changed since it was listed: list it again, and call once more.
+    await client.list_tools()
+    return await call()
+
+
+def _question(requests: Mapping[str, Any], request_state: str | None) -> ToolQuestion:
+    """Return the server's question to the person; raise `ToolError` if it asks for more."""
+    (name, asked), *others = requests.items()
+    params = getattr(asked, "params", None)
+    state = {"name": name, "request_state": request_state}
+    if others or not isinstance(asked, wire.ElicitRequest):
+        raise ToolError(
+            "the server asks for something that nanoloop does not offer, such as a model"
+        )
+    if isinstance(params, wire.ElicitRequestURLParams):
+        return tool_question(f"{visible(params.message)}\n{visible(params.url)}", {}, None, state)
+    schema = params.requested_schema if isinstance(params, wire.ElicitRequestFormParams) else {}
+    message = visible(getattr(params, "message", ""))
+    return tool_question(message, schema.get("properties") or {}, schema.get("required"), state)
+
+
+def going_on(state: Mapping[str, Any], answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a call needs to go on with the person's answer."""
+    said = wire.ElicitResult(action=answer["action"], content=answer.get("content"))
+    return {
+        "input_responses": {str(state["name"]): said},
+        "request_state": state.get("request_state"),
+    }
 
 
 @asynccontextmanager

@@ -120,6 +120,8 @@ class ServerTool:
         self.effect: Effect = listed.effect
         self.idempotent = listed.idempotent
         self.timeout_seconds = server.tool_seconds
+        self.origin = f"{server.name} {server.place.command} {server.place.url}"
+        """What approvals hold for: another program or address is another tool."""
         said = f'Description by the server "{server.name}": {listed.description}'
         self.spec = ToolSpec(
             name=name,
@@ -129,11 +131,22 @@ class ServerTool:
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
         """Run the tool on the server; raise `ToolError` if that fails."""
+        return await self._call(arguments)
 
+    async def resume(
+        self, arguments: Mapping[str, Any], state: Mapping[str, Any], answer: Mapping[str, Any]
+    ) -> Any:
+        """Let a call go on with the person's answer to its question; same errors as `call`."""
+        mcp = import_module("nanoloop.tools.mcp")  # loaded since the server was connected
+        return await self._call(arguments, mcp.going_on(state, answer))
+
+    async def _call(
+        self, arguments: Mapping[str, Any], going_on: Mapping[str, Any] | None = None
+    ) -> Any:
         async def use(connection: ServerConnection) -> Any:
-            return await connection.call(self.listed.name, arguments)
+            return await connection.call(self.listed.name, arguments, going_on)
 
-        may_repeat = self.effect == "reads" or self.idempotent
+        may_repeat = going_on is None and (self.effect == "reads" or self.idempotent)
         return await self._server.use(use, may_repeat=may_repeat)
 
 

@@ -41,6 +41,7 @@ from nanoloop.tools.file_results import AttachedFiles, FileResult, KeptResults, 
 from nanoloop.tools.finding import Finder
 from nanoloop.tools.function import tool as as_tool
 from nanoloop.tools.prompts import ServerPrompt
+from nanoloop.tools.questions import QuestionAsked, ToolQuestion
 from nanoloop.tools.results import clipped
 from nanoloop.words import nearest
 
@@ -117,6 +118,8 @@ class ToolOutcome:
     """True if the call failed, but something it sent may still take effect."""
     is_unknown: bool = False
     """True if the call was interrupted, and not even its tool can tell whether it took effect."""
+    question: ToolQuestion | None = None
+    """What the tool asks the person; the call goes on with the answer."""
 
 
 class Toolbox:
@@ -215,6 +218,12 @@ class Toolbox:
         """Run one call; a failure is an outcome and never an exception."""
         return await self._outcome(_Run(call=call))
 
+    async def resume(
+        self, call: ToolCall, state: Mapping[str, Any], answer: Mapping[str, Any]
+    ) -> ToolOutcome:
+        """Let a call that asked the person something go on with the answer; like `run`."""
+        return await self._outcome(_Run(call=call, resumes=(state, answer)))
+
     async def _outcome(self, run: _Run) -> ToolOutcome:
         # In a task of its own: a tool that cancels itself cancels neither turn nor neighbours.
         async with anyio.create_task_group() as alone:
@@ -256,6 +265,11 @@ class Toolbox:
         seconds = self._timeout_seconds if own is None else own
         with anyio.move_on_after(seconds) as limit:
             settle = settle_of(tool) if run.settles else None
+            if run.resumes is not None:
+                resume: Any = getattr(tool, "resume", None)
+                if resume is None:
+                    raise ToolError("the tool no longer takes answers")
+                return await resume(run.parameters, *run.resumes)
             if settle is None:
                 return await tool.call(run.parameters)
             found = settle(run.settles)
@@ -296,6 +310,9 @@ class _Run:
     is_unknown: bool = False
     settles: str = ""
     """Our id of the call, if it is only settled and not run."""
+    resumes: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
+    """What the tool stored until the person's answer, and the answer."""
+    question: ToolQuestion | None = None
     started: float = field(default_factory=perf_counter)
     seconds: float = 0.0
 
@@ -310,6 +327,7 @@ class _Run:
             self.is_refused = isinstance(error, CallHadNoEffect)
             self.error = self.error if self.is_refused else f"{NOT_SETTLED}: {self.error}"
         else:
+            self.question = error.question if isinstance(error, QuestionAsked) else None
             self.is_unknown = isinstance(error, ServerGone)
             self.is_refused = isinstance(error, ToolError) and not isinstance(
                 error, ToolTimeout | ServerGone
@@ -337,6 +355,7 @@ class _Run:
             is_unsure=not success and (bool(self.settles) or not self.is_refused),
             is_unknown=self.is_unknown
             or (bool(self.settles) and not success and not self.is_refused),
+            question=self.question,
         )
 
 

@@ -10,14 +10,18 @@ import base64
 import os
 import signal
 import sys
+from pathlib import Path
 
 import anyio
 import uvicorn
 from mcp import types as wire
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.prompts.base import AssistantMessage, UserMessage
+from mcp.server.request_state import RequestStateSecurity
 
-server = MCPServer("newest", log_level="CRITICAL")
+# A question may be answered after a restart: its state is sealed with a key that stays.
+SEALED = RequestStateSecurity(keys=[b"the same key in each process ..."])
+server = MCPServer("newest", log_level="CRITICAL", request_state_security=SEALED)
 READS = wire.ToolAnnotations(read_only_hint=True)
 SCHEMA = {"type": "object", "properties": {"yes": {"type": "boolean"}}}
 
@@ -54,6 +58,23 @@ async def pay(context: Context) -> str | wire.InputRequiredResult:
         return f"{context.input_responses['sure'].action} it is"
     asked = wire.ElicitRequestFormParams(message="Pay?", requested_schema=SCHEMA)
     return wire.InputRequiredResult(input_requests={"sure": wire.ElicitRequest(params=asked)})
+
+
+@server.tool()
+async def book(table: int, context: Context) -> str | wire.InputRequiredResult:
+    """Book a table, once the user has said for whom."""
+    if not context.input_responses:
+        properties = {"name": {"type": "string"}, "seats": {"type": "integer"}}
+        schema = {"type": "object", "properties": properties, "required": ["name", "seats"]}
+        asked = wire.ElicitRequestFormParams(message="For whom?", requested_schema=schema)
+        requests = {"who": wire.ElicitRequest(params=asked)}
+        return wire.InputRequiredResult(input_requests=requests, request_state=f"table {table}")
+    said = context.input_responses["who"]
+    if said.action != "accept":
+        return f"not booked: {said.action}"
+    line = f"{context.request_state} {said.content['name']} {said.content['seats']}"
+    append(Path(os.environ["LEDGER"]), line)
+    return f"booked {line}"
 
 
 @server.tool()
@@ -111,6 +132,11 @@ def talk() -> list:
 def broken() -> str:
     """Fail."""
     raise ValueError("no ticket\x1b[31m today")
+
+
+def append(file, line):
+    with file.open("a") as there:
+        there.write(f"{line}\n")
 
 
 async def serve(port):

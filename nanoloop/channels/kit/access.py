@@ -22,7 +22,7 @@ from nanoloop.settings.channels import PlatformSettings
 
 EVERYONE = "*"
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
-FOR_EVERYONE = frozenset({"help", "history", "recall", "status", "stop", "yes", "no"})
+FOR_EVERYONE = frozenset({"help", "history", "recall", "status", "stop", "yes", "no", "answer"})
 """Commands allowed to everyone in a group: they change nothing, or check the sender themselves."""
 
 

@@ -1,0 +1,135 @@
+"""Questions of a tool to the person: the form that a running call wants filled in."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nanoloop.errors import ToolError
+
+MOST_FIELDS = 20
+LONGEST_MESSAGE = 2_000
+"""How many characters of a question the person is shown."""
+LONGEST_STATE = 100_000
+"""How many characters of JSON a tool may have kept until the answer."""
+DECLINE: Mapping[str, Any] = {"action": "decline"}
+_TRUE, _FALSE = frozenset({"yes", "true", "1", "on"}), frozenset({"no", "false", "0", "off"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolQuestion:
+    """What a tool asks the person before its call can go on."""
+
+    form: Mapping[str, Any]
+    """The `message`, and the `fields` to fill in: a JSON schema each, by name."""
+    state: Mapping[str, Any]
+    """What the tool gets back with the answer, as JSON."""
+
+
+class QuestionAsked(ToolError):
+    """A call can go on only once the person has answered; the tool has a method `resume`."""
+
+    def __init__(self, question: ToolQuestion) -> None:
+        super().__init__("it asks the user something, and nobody can be asked here")
+        self.question = question
+
+
+def tool_question(
+    message: str, fields: Mapping[str, Any], required: object, state: Mapping[str, Any]
+) -> ToolQuestion:
+    """Return a question within its limits; raise `ToolError` if it can't be asked."""
+    known = {name: _field(name, field) for name, field in fields.items()}
+    if len(known) > MOST_FIELDS or len(json.dumps(state)) > LONGEST_STATE:
+        raise ToolError("it asks the user for more than can be asked here")
+    needed = [name for name in known if isinstance(required, list) and name in required]
+    form = {"message": message[:LONGEST_MESSAGE], "fields": known, "required": needed}
+    return ToolQuestion(form=form, state=state)
+
+
+def _field(name: str, field: Any) -> dict[str, Any]:
+    kind = field.get("type") if isinstance(field, Mapping) else None
+    if kind not in _READERS or not name.isprintable() or "=" in name or " " in name:
+        raise ToolError("it asks the user for something that can't be asked here")
+    choices = field.get("enum")
+    return {"type": kind, **({"enum": list(choices)} if isinstance(choices, list) else {})}
+
+
+def fields_text(form: Mapping[str, Any]) -> str:
+    """Return how to write an answer: a word for one field, `NAME=…` for several."""
+    fields: Mapping[str, Any] = form.get("fields") or {}
+    if len(fields) == 1:
+        return _values(next(iter(fields.values())))
+    return " ".join(f"{name}={_values(field)}" for name, field in fields.items())
+
+
+def _values(field: Mapping[str, Any]) -> str:
+    if choices := field.get("enum"):
+        return "|".join(map(str, choices))
+    return {"boolean": "yes|no", "string": "TEXT", "array": "TEXT,TEXT"}.get(
+        field["type"], "NUMBER"
+    )
+
+
+def needs_words(form: Mapping[str, Any]) -> bool:
+    """Return True if a plain yes does not answer the form."""
+    fields: Mapping[str, Any] = form.get("fields") or {}
+    is_yes_or_no = len(fields) == 1 and _only(fields)["type"] == "boolean"
+    return bool(form.get("required")) and not is_yes_or_no
+
+
+def _only(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    return dict(next(iter(fields.values())))
+
+
+def accepted(form: Mapping[str, Any], text: str) -> dict[str, Any] | None:
+    """Return the answer with the person's words in the fields, or None if they don't fit."""
+    fields: Mapping[str, Any] = form.get("fields") or {}
+    words = _words(fields, text)
+    if words is None or not set(form.get("required") or ()) <= words.keys() <= fields.keys():
+        return None
+    found = {name: _value(fields[name], word) for name, word in words.items()}
+    if None in found.values():
+        return None
+    return {"action": "accept", "content": found}
+
+
+def _words(fields: Mapping[str, Any], text: str) -> dict[str, str] | None:
+    """Return the text for each field, or None if it can't be taken apart."""
+    if not text:
+        is_yes = len(fields) == 1 and _only(fields)["type"] == "boolean"
+        return {next(iter(fields)): "yes"} if is_yes else {}
+    if len(fields) == 1:
+        return {next(iter(fields)): text}
+    try:
+        pairs = [word.partition("=") for word in shlex.split(text)]
+    except ValueError:
+        return None
+    return {name: word for name, _, word in pairs} if all(mark for _, mark, _ in pairs) else None
+
+
+def _value(field: Mapping[str, Any], word: str) -> Any:
+    """Return a field's value, or None if the word is not of its type."""
+    choices = field.get("enum")
+    if choices is not None:
+        return next((choice for choice in choices if str(choice) == word), None)
+    try:
+        return _READERS[field["type"]](word)
+    except ValueError:
+        return None
+
+
+def _truth(word: str) -> bool | None:
+    low = word.lower()
+    return low in _TRUE if low in _TRUE | _FALSE else None
+
+
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": _truth,
+    "array": lambda word: [each.strip() for each in word.split(",")],
+}
