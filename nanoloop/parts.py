@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from operator import attrgetter
@@ -425,8 +425,7 @@ def _tools_of(
     more -= settings.tools.servers.keys()  # the name of a server means all of its tools
     more = {each for each in more if plugins.is_installed("tools", each)}
     known |= packaged_tools(settings, sorted(more - settings.tools.of_plugins.keys()))
-    groups = {name.partition("__")[0] for name in known} | settings.tools.servers.keys()
-    wanted = [f"{each}__*" if _is_group(each, groups, known) else each for each in own.tools]
+    wanted = _in_full(own.tools, known, settings.tools.servers)
     names, lost = chosen(wanted, list(known))
     lost = [entry for entry in lost if not _is_of_a_server(settings, entry)]
     if lost:
@@ -441,14 +440,16 @@ def _prompts_of(own: AgentSettings, sources: Sequence[ToolSource]) -> Mapping[st
     if own.tools is None:
         return known
     names = {name.replace(":", "__", 1): name for name in known}
-    picked, _ = chosen(own.tools, list(names))
+    picked, _ = chosen(_in_full(own.tools, names), list(names))
     return {names[each]: known[names[each]] for each in picked}
 
 
-def _is_group(entry: str, groups: Collection[str], known: Collection[str]) -> bool:
-    """Return True if an entry names a server or a built-in tool that brings several."""
-    name = entry.removeprefix("!")
-    return name in groups and name not in known
+def _in_full(
+    wanted: Iterable[str], known: Collection[str], servers: Iterable[str] = ()
+) -> Sequence[str]:
+    """Return a list in which the name of a server, or of a tool that brings several, is a glob."""
+    groups = ({name.partition("__")[0] for name in known} | {*servers}) - {*known}
+    return [f"{each}__*" if each.removeprefix("!") in groups else each for each in wanted]
 
 
 def _is_of_a_server(settings: Settings, entry: str) -> bool:

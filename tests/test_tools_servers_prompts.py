@@ -126,6 +126,13 @@ async def test_an_agent_s_list_decides_on_prompts_too(write, tools):
     assert provider.count == 0
 
 
+async def test_in_an_agent_s_list_a_server_s_name_stands_for_its_prompts_too(write):
+    write("[agents.guest]\ntools = ['clock', 'tickets']\n[channels.terminal]\nagent = 'guest'")
+    async with serving(ScriptedProvider(otherwise="well")) as (app, chat):
+        app.loop.agents._by_channel = {"direct": "guest"}
+        assert (await chat.ask("/tickets:review 12", chat="a")).text == "well"
+
+
 async def test_a_prompt_keeps_its_place_among_waiting_messages(write):
     provider = ScriptedProvider(["first", "second", "third"], held=True)
     async with serving(provider) as (app, chat):
