@@ -156,7 +156,7 @@ def _server_table(_: str) -> type[BaseModel]:
 
 
 class ToolTable(NoSettings):
-    """A tool that is off without its table, or from a package; agents without a list get it too."""
+    """A tool from a package, or one that needs a table; agents without a list get it too."""
 
 
 class ToolSettings(PluginTables):
@@ -183,7 +183,7 @@ class ToolSettings(PluginTables):
 
 
 class SkillSettings(Section):
-    """Skills: instructions for some kinds of task, which agents read when one fits."""
+    """Skills: instructions for certain tasks, which agents read when one fits."""
 
     folders: Annotated[tuple[Folder, ...], Field(strict=False)] = Field(
         default=(), examples=[["~/skills"]]
