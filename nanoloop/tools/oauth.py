@@ -210,7 +210,7 @@ def _in_words(error: BaseException) -> str:
         case OAuthFlowError() if "issuer" in str(error):
             words = "its authorization server says that it is another one"
         case OAuthFlowError() | ValidationError():
-            words = "what it says about its login does not fit together"
+            words = "what it says about its login is inconsistent"
         case httpx2.ConnectError():
             words = "nothing answers at its url, or at that of its authorization server"
         case _:
