@@ -370,7 +370,7 @@ class AgentSettings(Section):
     tools: Names | None = Field(default=None, examples=[["clock"]])
     """Names and globs of the tools that the agent may call (`!` excludes); by default, all."""
     approve: Approval | None = Field(default=None, examples=["always"])
-    """Which of the agent's tool calls a person has to approve; takes priority over tools.approve."""
+    """Which of the agent's tool calls a person has to approve; overrides tools.approve."""
     skills: Names | None = Field(default=None, examples=[["pdf-*"]])
     """Names and globs of the skills that the agent may read (`!` excludes); by default, all."""
     max_steps: Annotated[int, Field(ge=1), Unit("model calls")] | None = Field(
