@@ -217,7 +217,7 @@ def _refused(approval: Approval, answer: ApprovalAnswer) -> str | None:
 
 
 def _patterns(text: str) -> dict[str, str]:
-    """Parse patterns as `name=glob`, with quotes around spaces; return {} for any other form."""
+    """Read patterns as `name=glob`, with quotes around spaces; {} if they are not of that form."""
     try:
         words = shlex.split(text)
     except ValueError:
