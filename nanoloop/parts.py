@@ -407,7 +407,7 @@ def _rules_in(approve: Approval | None) -> Iterator[tuple[str, Approve]]:
     rules = {"*": approve} if isinstance(approve, str) else approve or {}
     for glob, which in rules.items():
         yield glob, which
-        if plugins.is_installed("tools", glob):  # it may provide several
+        if plugins.is_installed("tools", glob):  # it may bring several
             yield f"{glob}__*", which
 
 
@@ -422,7 +422,7 @@ def _tools_of(
         return [tool for source in usual for tool in source.tools.values()]
     known = {name: tool for source in sources for name, tool in source.tools.items()}
     more = {each.removeprefix("!") for each in own.tools} - known.keys()
-    more -= settings.tools.servers.keys()  # the name of a server stands for all of its tools
+    more -= settings.tools.servers.keys()  # the name of a server means all of its tools
     more = {each for each in more if plugins.is_installed("tools", each)}
     known |= packaged_tools(settings, sorted(more - settings.tools.of_plugins.keys()))
     groups = {name.partition("__")[0] for name in known} | settings.tools.servers.keys()
@@ -446,7 +446,7 @@ def _prompts_of(own: AgentSettings, sources: Sequence[ToolSource]) -> Mapping[st
 
 
 def _is_group(entry: str, groups: Collection[str], known: Collection[str]) -> bool:
-    """Return True if an entry names a server, or a built-in tool that provides several."""
+    """Return True if an entry names a server or a built-in tool that brings several."""
     name = entry.removeprefix("!")
     return name in groups and name not in known
 
@@ -459,7 +459,7 @@ def _is_of_a_server(settings: Settings, entry: str) -> bool:
 
 
 def _lost_rules(settings: Settings, approve: Approval, known: Sequence[str]) -> list[str]:
-    """Return the globs that match no tool, because a mistyped one would let calls run unasked."""
+    """Return the globs that match no tool: a mistyped one would let calls run unasked."""
     return [
         glob
         for glob in ([] if isinstance(approve, str) else approve)
