@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Word = Literal["yes", "no", "always", "answer"]
 _GIVEN = re.compile(r"#?(?P<number>\d{1,9})(?:\s+(?P<code>[0-9a-f]{14})(?=\s|$))?\s*")
 REASON_CHARS = 500
-"""How many characters of the reason for a no the model reads."""
+"""How many characters of the reason for a refusal the model reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class ApprovalAnswer:
     code: str = ""
     """The code of a button; "" if the person typed the number."""
     rest: str = ""
-    """Further words: the reason for a no, or the patterns for /always."""
+    """Further words: the reason for a refusal, or the patterns for /always."""
 
     @classmethod
     def of(cls, word: Word, message: Inbound, text: str) -> ApprovalAnswer:
@@ -219,7 +219,7 @@ class ApprovalCommands:
 
 
 def _chosen(session: Session, answer: ApprovalAnswer, say: Say) -> Approval | str:
-    """Return the approval that is meant, or what to tell the chat if that is not clear."""
+    """Return the approval that is meant; if that is unclear, return the reply for the chat."""
     known = session.approvals
     if not answer.number:
         if not known.asked:
@@ -249,7 +249,7 @@ def _refused(approval: Approval, answer: ApprovalAnswer) -> str | None:
 
 
 def _patterns(text: str) -> dict[str, str]:
-    """Parse patterns as `name=glob`, with quotes around spaces; return {} for any other form."""
+    """Read patterns as `name=glob`, with quotes around spaces; {} if they are not of that form."""
     try:
         words = shlex.split(text)
     except ValueError:

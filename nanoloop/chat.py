@@ -458,7 +458,7 @@ class Chats:
                 await self._sessions.change(session, lambda _: None)
         if said.text:
             await self._notices.publish(said)
-        if session.awaiting and session.by == self._nodes.me:  # a turn goes on where it paused
+        if session.awaiting and session.by == self._nodes.me:  # a turn continues where it paused
             self.note(session, Begun(seq=session.awaiting, claim=session.claims, evicted=0))
         if session.moved:
             self.wake(key, session.moved)

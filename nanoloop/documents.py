@@ -42,7 +42,7 @@ KILL_SECONDS = 60
 """How long to wait for the child before it is killed."""
 CPU_SECONDS = 40
 PAGE_SECONDS = 10
-"""As above for a web page, which the model may have anyone make."""
+"""The same limit for a web page, because a model may read pages made by anyone."""
 MEMORY_BYTES = 1_500_000_000
 REMEMBERED = 2
 """How many documents are kept in memory, so that they need not be parsed again for each piece."""
@@ -166,7 +166,7 @@ class Documents:
         return found
 
     async def page(self, data: bytes, *, owner: str, url: str) -> Document:
-        """Return the readable text of the HTML page at this address, with its links."""
+        """Return the readable text of the HTML page at this address, including its links."""
         async with self._limiter.turn(owner):
             return await _read_by_child("html", data, url)
 
@@ -237,7 +237,7 @@ def main() -> None:
 def _limit(cpu_seconds: int) -> None:
     for what, most, hard in (
         (resource.RLIMIT_AS, MEMORY_BYTES, MEMORY_BYTES),
-        (resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1),  # else it would be killed untold
+        (resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1),  # otherwise killed without a report
         (resource.RLIMIT_FSIZE, 0, 0),
         (resource.RLIMIT_CORE, 0, 0),
     ):
@@ -438,7 +438,7 @@ def _html(data: bytes, url: str) -> Iterator[tuple[str, str]]:
             page.end_line()
         for line in page.taken():
             if line.strip():
-                yield from [("", "")] * (has_text and is_apart)  # however many are empty
+                yield from [("", "")] * (has_text and is_apart)  # no matter how many are empty
                 yield "", line
             is_apart = not line.strip()
             has_text = has_text or not is_apart
@@ -463,14 +463,14 @@ _IN_LINES = frozenset(
     | {"i", "img", "input", "ins", "kbd", "label", "mark", "q", "s", "samp", "small", "span"}
     | {"strike", "strong", "sub", "sup", "td", "th", "time", "tt", "u", "var", "wbr"}
 )
-"""Elements that are parts of a line; all others begin and end one."""
+"""Elements within a line; all others begin and end a line."""
 
 
 _ITEM = "- "
 
 
 class _Page(HTMLParser):
-    """Turns an HTML page into lines: its title, text, list items, rows of tables and links."""
+    """Turns an HTML page into lines: its title, text, list items, table rows and links."""
 
     def __init__(self, url: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -484,7 +484,7 @@ class _Page(HTMLParser):
         self._link, self._link_at = "", 0
 
     def taken(self) -> list[str]:
-        """Return the lines that are complete, and forget them."""
+        """Return and forget the lines that are complete."""
         lines, self._lines = self._lines, []
         return lines
 
@@ -498,7 +498,7 @@ class _Page(HTMLParser):
             self._begin(tag, dict(attrs))
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take an element that ends at once."""
+        """Handle an element that ends where it begins."""
         if tag not in _LEFT_OUT:
             self.handle_starttag(tag, attrs)
 

@@ -92,7 +92,7 @@ class ExchangeParts:
         return Begun(seq=session.awaiting, claim=claim, evicted=evicted)
 
     def resume(self, session: Session, seq: int) -> Begun:
-        """Answer an earlier question again, whose message was changed while its turn paused."""
+        """Answer an earlier question again, because its message changed while its turn paused."""
         session.awaiting = seq
         return Begun(seq=seq, claim=session.claim(self.nodes.me), evicted=0)
 
@@ -113,9 +113,9 @@ class ExchangeParts:
         return Cutting(limit=limit, keep=keep, by_defaults=False, heard=heard, follow=self.follow)
 
     def teller(self, session: Session, message: Inbound) -> Tell:
-        """Return a function that sends what a tool says to the message's chat, while that is ours.
+        """Return a function that sends a tool's texts to the message's chat, while that is ours.
 
-        What it sends is not the answer: anyone who waits for the answer goes on waiting.
+        These texts are not the answer: anyone who is waiting for the answer continues to wait.
         """
         claim = ChatClaim(self.nodes, self.sessions, session.id, 0, self.nodes.lapses)
 

@@ -190,7 +190,7 @@ def open_beneath(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
 
 @contextmanager
 def folder_beneath(folder: Path, name: str = "") -> Iterator[int]:
-    """Open a folder beneath a folder, by a name as for `open_beneath`; "" is the folder itself."""
+    """Open a folder beneath a folder by name, like `open_beneath`; "" is the folder itself."""
     parts = _parts(folder, name) if name else ()
     with _entered(folder, parts, folder / name.lstrip("/")) as within:
         yield within
@@ -200,7 +200,7 @@ def write_beneath(folder: Path, name: str, data: bytes) -> bool:
     """Replace or create a file beneath a folder, completely or not at all.
 
     The name is as for `open_beneath`; missing folders are created. A file that is replaced keeps
-    its mode. Return True if there was none.
+    its mode. Return True if the file is new.
     """
     *folders, last = _parts(folder, name)
     path = folder / name.lstrip("/")
@@ -244,7 +244,7 @@ def _parts(folder: Path, name: str) -> list[str]:
 def _entered(
     folder: Path, names: Iterable[str], path: Path, *, creates: bool = False
 ) -> Iterator[int]:
-    """Open a folder and then these folders in it, one after the other; `path` is for errors."""
+    """Open a folder, then these nested folders, one after the other; `path` is for errors."""
     with ExitStack() as stack:
 
         def entered(name: Path | str, flags: int, within: int | None = None) -> int:

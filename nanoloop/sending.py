@@ -231,7 +231,7 @@ async def send_owed(
 
 
 async def _text_of(answer: Entry, sessions: Sessions, session_id: str, sentences: Sentences) -> str:
-    """Return an answer's text, or the question that it asks about tool calls."""
+    """Return an answer's text, or its question about tool calls."""
     if answer.type != APPROVAL:
         return str(answer.content["text"])
     seqs = shown_seqs(answer)
@@ -314,4 +314,4 @@ def question_in(entries: Sequence[Entry]) -> Inbound | None:
 
 
 def _is_question(entry: Entry) -> bool:
-    return is_asked(entry) or entry.type == APPROVAL  # a yes is answered as a message is
+    return is_asked(entry) or entry.type == APPROVAL  # a yes is answered like a message

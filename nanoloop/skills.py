@@ -32,13 +32,13 @@ FILE = "SKILL.md"
 MOST_SKILLS = 100
 """How many skills an agent may have."""
 MOST_LISTED_CHARS = 30_000
-"""How many characters of the prompt the list of an agent's skills may take."""
+"""How many characters the list of an agent's skills may take in the prompt."""
 MOST_BYTES = 200_000
-"""The size of the largest `SKILL.md`."""
+"""The maximum size of a `SKILL.md` file."""
 MOST_FILE_BYTES = 10_000_000
-"""The size of the largest other file."""
+"""The maximum size of any other file."""
 MOST_FILES = 50
-"""How many other files of a skill are named."""
+"""How many of a skill's other files are named."""
 _NAME_CHARS, _DESCRIPTION_CHARS, _COMPATIBILITY_CHARS = 64, 1024, 500
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _FENCE = "---"
@@ -119,7 +119,7 @@ def skills_of(
 ) -> Sequence[Skill]:
     """Return the skills that an agent's list chooses; without a list, all.
 
-    Raise `InvalidSettings` if it chooses none with an entry, or too many.
+    Raise `InvalidSettings` if an entry matches no skill, or if there are too many.
     """
     known = {skill.name: skill for skill in skills}
     names, lost = (list(known), ()) if own.skills is None else chosen(own.skills, list(known))
@@ -144,7 +144,7 @@ def skills_of(
 
 
 def _skills_in(folder: Path) -> Iterator[Skill | BadSkill]:
-    """Yield the skills in a folder by name; a folder that is a skill itself is the only one."""
+    """Yield the skills in a folder by name; if the folder is a skill itself, yield only that."""
     try:
         names = sorted(each.name for each in folder.iterdir() if (each / FILE).is_file())
         if (folder / FILE).is_file():
@@ -177,14 +177,14 @@ def _skill(folder: Path) -> Skill:
 
 
 def _parted(path: Path, text: str) -> tuple[Mapping[str, Any], Mapping[str, int], str]:
-    """Split a skill's text into its front matter, the lines of that, and the text below."""
+    """Split a skill's text into its front matter, that part's lines, and the text below."""
     lines = text.splitlines()
     if not lines or lines[0].rstrip() != _FENCE:
         raise BadSkill(path, f"it has to begin with {_FENCE}, its name and its description", 1)
     end = next((n for n, line in enumerate(lines[1:], 1) if line.rstrip() == _FENCE), None)
     if end is None:
         raise BadSkill(path, f"{_FENCE} is opened but never closed", 1)
-    table, places = _yaml(path, "\n".join(["", *lines[1:end]]))  # so that lines keep their number
+    table, places = _yaml(path, "\n".join(["", *lines[1:end]]))  # so that lines keep their numbers
     return table, places, "\n".join(lines[end + 1 :]).strip()
 
 
@@ -264,7 +264,7 @@ class SkillReader:
         self.spec = self._read.spec
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Read a file of a skill; raise `ToolError`."""
+        """Read one of a skill's files; raise `ToolError`."""
         return await self._read.call(arguments)
 
     async def read(self, name: str, file: str = FILE) -> str:
@@ -298,7 +298,7 @@ class SkillReader:
 def _instructions(skill: Skill, data: bytes) -> str:
     try:
         _, _, text = _parted(skill.folder / FILE, data.decode("utf-8-sig", "replace"))
-    except BadSkill:  # changed since, and to be reported by the next reload
+    except BadSkill:  # changed since then; the next reload reports it
         text = data.decode("utf-8-sig", "replace")
     return f"{text}\n\n[{_others(skill)}]"
 

@@ -57,7 +57,7 @@ SAME_CALLS = 4
 A repeatable tool may be called as often as a turn has steps.
 """
 MOST_READ = 1000
-"""How many entries before an approved call are read to learn what its turn has done."""
+"""How many entries before an approved call are read to find out what its turn has done."""
 INTERRUPTED = "interrupted by a restart; it is unknown whether it took effect"
 BUFFER_SEVERITY = 30
 """The severity of the resize rule on full windows, higher than that of the rule on turns."""
@@ -249,7 +249,7 @@ class Turn:
         """Ask the model until it answers; raise `ProviderError` if it can't."""
         here.set(self.session)
         await self._resume()
-        if paused := self._paused(0):  # cut off before the chat was asked
+        if paused := self._paused(0):  # interrupted before the chat was asked
             return paused
         for step in range(1, self._agent.limits.steps + 1):
             reply = await self._ask(step)
@@ -285,7 +285,7 @@ class Turn:
     # Calls that a person has to approve
 
     def _paused(self, step: int) -> Answer | None:
-        """Return the question to the chat if calls wait for approval, which ends the turn."""
+        """If calls wait for approval, return the question for the chat, which ends the turn."""
         if not (untold := self._effects.untold):
             return None
         entry, first = question_entry(untold), untold[0].seq
@@ -307,7 +307,7 @@ class Turn:
         known += session.entries_between(answer.seq - 1, session.last_seq)
         left = self._effects.recall(list(_of_turn(known, question)))
         approval = session.approvals.numbered(int(said["number"]))
-        if approval is None or approval.state == "asked":  # no, or its result is there
+        if approval is None or approval.state == "asked":  # refused, or already has a result
             return left
         call = approvals.call_in(known, approval)
         if call is not None and approval.form:
@@ -329,14 +329,15 @@ class Turn:
         return list(await store.entries(self.session.id, after=after, upto=upto))
 
     async def _started(self, approval: Approval, call: Entry | None) -> list[Entry]:
-        """Return the approved call if it is to run now; otherwise store why it is not."""
+        """Return the approved call if it should run now; otherwise, store the reason why not."""
         if call is None or not self._effects.is_unchanged(approval, call):
             why = approvals.NOT_RUN["changed"]
             if approval.state == "started":
                 why = INTERRUPTED
             await self._give_up(approval, why)
         elif approval.state == "given":
-            # Durable before the tool runs: a call that a kill cuts off is not started again.
+            # Durable before the tool runs, so that a call interrupted by a kill is not started
+            # again.
             claim = await self.change(partial(_start, number=approval.number))
             return [_claimed(call, claim)]
         elif self._effects.is_resumed(self.session, call):
@@ -474,7 +475,7 @@ class Turn:
         async with self._effects.running() as group:
             for call in calls:
                 group.start_soon(self._run_tool, call, name=f"tool {call.content['tool']}")
-        # A turn that ends with a question takes no more messages in.
+        # A turn that ends with a question accepts no more messages.
         await self._keep_finished(steers=not (self._keeping.is_held or self._effects.untold))
 
     async def _run_tool(self, call: Entry) -> None:
@@ -605,7 +606,7 @@ def _added(session: Session, entry: Entry) -> Entry:
 
 
 def _of_turn(entries: Iterable[Entry], question: int) -> Iterator[Entry]:
-    """Yield the entries of the turn that answers this question, which may have paused."""
+    """Yield the entries of the turn that answers this question; the turn may have paused."""
     is_own = False
     for entry in entries:
         if entry.type == APPROVAL and "question" in entry.content:

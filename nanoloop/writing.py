@@ -240,7 +240,7 @@ class SessionWriter:
         return [name for name in names if not await self.store.has_heard(chat, name)]
 
     async def catch_up(self, session: Session, revision: int) -> None:
-        """Update the session to the stored state, which was just at this commit."""
+        """Update the session to the stored state, which was at this commit a moment ago."""
         await self._order.write(session.id, partial(self._catch_up, session, revision))
 
     async def _catch_up(self, session: Session, revision: int) -> None:

@@ -60,7 +60,7 @@ class Fresh(NamedTuple):
     agents: Agents
     places: Sequence[ToolServerPlace]
     changed: Sequence[str]
-    """The settings that name files which have changed: functions' modules, or skills."""
+    """The settings whose files have changed: modules of functions, or skills."""
 
 
 class Reload:
@@ -112,7 +112,7 @@ class Reload:
         return found
 
     def _skills(self) -> Iterable[Path]:
-        """Return what shows that a skill was added, changed or removed."""
+        """Return a value that changes when a skill is added, changed or removed."""
         for folder in self._folders:
             yield from (folder, folder / SKILL, *folder.glob(f"*/{SKILL}"))
 

@@ -162,7 +162,7 @@ async def log_out(args: Namespace, settings: Settings) -> int:
 
 
 def _place(name: str, places: Sequence[ToolServerPlace]) -> ToolServerPlace | None:
-    """Return the server with this name; without one, say so."""
+    """Return the server with this name; if there is none, say so."""
     known = {place.name: place for place in places}
     if name not in known:
         there = f"configured servers: {', '.join(known) or 'none'}"
@@ -311,7 +311,7 @@ class Redirect:
         self._is_here = anyio.Event()
         port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - not Django's
         self.address = f"http://127.0.0.1:{port}{_PATH}"
-        """What the authorization server sends the browser to."""
+        """Receives the browser that the authorization server redirects here."""
 
     async def answer(self) -> str:
         """Return the address that the browser was sent to; raise `LoginFailed` if none comes."""
@@ -361,7 +361,7 @@ def _may_speak(fd: int) -> bool:
 
 
 async def _target(stream: SocketStream) -> str:
-    """Return what a request asks for; empty if it is none."""
+    """Return the target of a request; empty if it is not a request."""
     head = b""
     with suppress(anyio.EndOfStream):
         while b"\r\n\r\n" not in head and len(head) < _REQUEST_BYTES:

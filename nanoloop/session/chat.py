@@ -309,9 +309,9 @@ def model_messages(entries: Sequence[Entry], *, vendor: str = "") -> list[dict[s
     """Return messages in the form that every model server accepts, with results right after calls.
 
     Results are in the order of their message's calls. A placeholder replaces a missing or late
-    result, so that messages which the model has already read stay the same. Late results and
-    results without a call are left out. Reasoning from before a call is included if a model of this
-    vendor wrote it.
+    result, so that messages that the model has already read stay the same. Late results and results
+    without a call are left out. Reasoning from before a call is included if a model of this vendor
+    wrote it.
     """
     if TOOL_CALL not in [entry.type for entry in entries]:  # the usual case
         return [_plain_message(entry) for entry in entries if entry.type == MESSAGE]

@@ -60,7 +60,7 @@ class Conversation:
         self.queue = Queue()
         """Waiting messages and unsent answers; changed only through this object."""
         self.approvals = Approvals()
-        """The tool calls that wait for a person's yes; changed only by the acts in `approvals`."""
+        """The tool calls that are waiting for a person's yes; changed only through `approvals`."""
         self.updated_at = about.created_at
         """The time of the last change; reading does not count as a change."""
         self.turns = 0

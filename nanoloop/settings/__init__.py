@@ -156,7 +156,7 @@ def _server_table(_: str) -> type[BaseModel]:
 
 
 class ToolTable(NoSettings):
-    """A tool that is off without its table, or from a package; agents without a list get it too."""
+    """A tool from a package, or one that needs a table; agents without a list get it too."""
 
 
 class ToolSettings(PluginTables):
@@ -183,7 +183,7 @@ class ToolSettings(PluginTables):
 
 
 class SkillSettings(Section):
-    """Skills: instructions for some kinds of task, which agents read when one fits."""
+    """Skills: instructions for certain tasks, which agents read when one fits."""
 
     folders: Annotated[tuple[Folder, ...], Field(strict=False)] = Field(
         default=(), examples=[["~/skills"]]
@@ -370,7 +370,7 @@ class AgentSettings(Section):
     tools: Names | None = Field(default=None, examples=[["clock"]])
     """Names and globs of the tools that the agent may call (`!` excludes); by default, all."""
     approve: Approval | None = Field(default=None, examples=["always"])
-    """Which of the agent's tool calls a person has to approve; goes before tools.approve."""
+    """Which of the agent's tool calls a person has to approve; overrides tools.approve."""
     skills: Names | None = Field(default=None, examples=[["pdf-*"]])
     """Names and globs of the skills that the agent may read (`!` excludes); by default, all."""
     max_steps: Annotated[int, Field(ge=1), Unit("model calls")] | None = Field(

@@ -219,7 +219,7 @@ class Sources:
                 origin = source.origin(".".join(path))
                 place = None if origin.kind == "default" else origin  # set by a program
                 return refused(model, path, value, wrong, place)
-        # What is missing is to be added in its table.
+        # A missing setting has to be added in its table.
         tables = (each for each in self.said if each.says(*path[:-1]))
         table = next(tables, None) if wrong["type"] == "missing" else None
         place = None if table is None else table.origin(".".join(path[:-1]))

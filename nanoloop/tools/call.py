@@ -69,8 +69,8 @@ class CurrentCall:
         """Add a file to the call's result; return True if it was accepted.
 
         This never waits, and threads may call it. The file is read and stored when the call ends,
-        also if it fails. None is accepted if files can't be kept here, if the call has ended, or
-        if it has attached as many as it may.
+        even if the call fails. No file is accepted if files can't be kept here, if the call has
+        ended, or if it has attached too many.
         """
         return self.files.add(file)
 

@@ -93,7 +93,7 @@ class FileResult:
 
 
 class AttachedFiles:
-    """The files that a tool attaches to its call while it runs, from any thread."""
+    """The files that a tool attaches to its call while running, from any thread."""
 
     def __init__(self) -> None:
         self._files: list[FileResult] | None = None
@@ -106,7 +106,7 @@ class AttachedFiles:
                 self._files = []
 
     def add(self, file: FileResult) -> bool:
-        """Accept a file, unless the call has ended or has as many files as it may have."""
+        """Accept a file, unless the call has ended or already has the maximum number of files."""
         if not isinstance(file, FileResult):
             raise TypeError(f"a {type(file).__name__} can't be attached: give a FileResult")
         with self._guard:
@@ -158,7 +158,7 @@ async def kept_results(files: Sequence[FileResult], *, session_id: str | None) -
 
 
 def _kept_for(session_id: str | None) -> Attachments | None:
-    """Return where this session's files are kept, if anywhere: not if a tool asks an agent, say."""
+    """Return where this session's files are kept; None if nowhere, as when a tool asks an agent."""
     here = files_here.get()
     return here[0] if here is not None and here[1] == session_id else None
 

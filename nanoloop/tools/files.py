@@ -31,12 +31,12 @@ MOST_WRITTEN = 1_000_000
 MOST_FOUND = 30
 """How many places one search returns."""
 MOST_SEARCHED = 5_000
-"""How many files one search looks at."""
+"""How many files one search examines."""
 SEARCH_SECONDS = 20
 SEARCHED_BYTES = 5_000_000
-"""The size of the largest file whose text is searched."""
+"""The maximum size of a file whose text is searched."""
 AROUND = 100
-"""How many characters are shown on each side of words that were found."""
+"""How many characters are shown on each side of a match."""
 MOST_PATH = 4_000
 
 
@@ -50,7 +50,7 @@ class FilesSettings(BaseModel):
     folder: Annotated[Path, Field(strict=False), AfterValidator(Path.expanduser)] = Field(
         examples=["/srv/docs"]
     )
-    """The folder. Links in it are not followed, and no path leads out of it."""
+    """The folder; links in it are not followed, and no path leads out of it."""
     write: bool = False
     """Whether agents may also write files there."""
 
@@ -146,7 +146,7 @@ class SharedFolder:
                 yield from (str(PurePosixPath(folder, place, name)) for name in sorted(files))
 
     def _places(self, path: str, phrase: re.Pattern[str]) -> Sequence[str]:
-        """Return where a file has these words; one that can't be read is searched by its name."""
+        """Return where a file has these words; if it can't be read, search only its name."""
         found = [path] if phrase.search(path) else []
         try:
             data = read_plain(path, most_bytes=SEARCHED_BYTES, beneath=self._folder)
@@ -183,7 +183,7 @@ def _row(entry: os.DirEntry[str]) -> str:
 
 
 def _path(said: str) -> str:
-    """Return a path as the path opener takes it; what leads out of the folder is refused there."""
+    """Return a path in the form for opening it, which rejects paths that leave the folder."""
     if len(said) > MOST_PATH:
         raise ToolError(f"a path has at most {MOST_PATH:,} characters")
     parts = [part for part in said.split("/") if part not in {"", "."}]
@@ -192,7 +192,7 @@ def _path(said: str) -> str:
 
 @contextmanager
 def _told(path: str) -> Iterator[None]:
-    """Turn an error of the file system into a sentence for the model."""
+    """Turn a file system error into a sentence for the model."""
     try:
         yield
     except FileNotFoundError:
@@ -217,7 +217,7 @@ def make(own: FilesSettings) -> Sequence[FunctionTool[..., object]]:
         FunctionTool(files.send, name="files__send", effect="reads"),
     ]
     if own.write:
-        # The same text in the same place: twice is as good as once.
+        # Writing the same text to the same place twice does no harm.
         tools.append(FunctionTool(files.write, name="files__write", idempotent=True))
     for tool in tools:
         tool.origin = str(own.folder.absolute())

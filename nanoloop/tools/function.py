@@ -65,14 +65,14 @@ class FunctionTool(Generic[P, R]):
         self.effect = _checked_effect(effect)
         """Either "reads" or "writes"; equal calls of a tool that writes run once per turn."""
         self.repeatable = repeatable
-        """True if equal calls are all run, such as rolls of a die."""
+        """True if equal calls should all run, such as rolls of a die."""
         _check_after_a_kill(effect, idempotent=idempotent, settle=settle)
         self.idempotent = idempotent
         """True if a call interrupted by a kill runs again, with the same id."""
         self.approve = _checked_approve(approve)
         """Which calls a person has to approve; settings can ask for more, but not for less."""
         self.origin = ""
-        """What the function works on, such as a folder: an approval holds for that one only."""
+        """What the function works on, such as a folder; an approval applies only to that."""
         self.settle = None if settle is None else partial(self._settled, settle)
         """Returns the result of the call with this id, or None if the call had no effect."""
         self._description = description

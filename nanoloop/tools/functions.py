@@ -31,7 +31,7 @@ FOLDER = "tools"
 Stamp = tuple[int, int, int]
 _OTHERS_WRITE, OTHERS_ENTER = 0o022, 0o011
 _PREFIX = "nanoloop_tools_"
-"""The prefix of those modules' names in `sys.modules`."""
+"""The prefix of these modules' names in `sys.modules`."""
 _OURS = re.compile(r" < (?:functions\.py:|<frozen importlib)")
 """Matches the stack frames of an import, which come after the module's own frames."""
 _stamps: dict[str, Stamp | None] = {}
@@ -200,7 +200,7 @@ def _read(folder: Path, name: str) -> tuple[bytes, Stamp]:
     """Read a code file; raise `OSError` unless only this user can have written it."""
     is_open = bool(S_IMODE(folder.parent.stat().st_mode) & OTHERS_ENTER)
     there = folder.lstat()
-    if S_ISDIR(there.st_mode):  # anything else is refused below
+    if S_ISDIR(there.st_mode):  # anything else is rejected below
         check_ours(folder, there, is_open=is_open)
     path = folder / f"{name}.py"
     with os.fdopen(open_beneath(folder.parent, f"{folder.name}/{path.name}"), "rb") as file:
@@ -219,7 +219,7 @@ def check_ours(
 ) -> None:
     """Raise `FileRefused` if others own the file, or can enter its folder and write to the file.
 
-    `also` has users who may own it too, and `so` says what follows.
+    `also` names users who may own it too, and `so` states the consequence.
     """
     if there.st_uid not in {os.geteuid(), *also}:
         raise FileRefused(path, f"belongs to somebody else, {so}: make it yours")

@@ -273,7 +273,7 @@ class ServerConnection:
                 wire.Tool.model_validate(alone, by_name=False)
                 methods.validate_server_result("tools/list", which, {**result, "tools": [alone]})
             except (ValidationError, AttributeError, TypeError, RecursionError):
-                self.left_out[name] = "its schema or its description is not as the protocol has it"
+                self.left_out[name] = "its schema or its description breaks the protocol"
             else:
                 yield alone
 

@@ -1,6 +1,6 @@
 """OAuth for MCP servers: logging in, renewing a login, and adding its token to requests.
 
-What servers send here is untrusted: it is bounded, and none of it reaches the log.
+Whatever servers send here is untrusted: it is limited, and none of it reaches the log.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOST_BYTES = 1_000_000
 """The maximum size of an authorization server's answer."""
 RENEW_SECONDS = 30.0
 _ERROR_CHARS = 200
-"""How much of an error's description by an authorization server is shown to the operator."""
+"""How many characters of an authorization server's error the operator is shown."""
 _PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 _REFUSED = (400, 401)
 """The statuses with which an authorization server refuses a refresh token or a client."""
@@ -210,7 +210,7 @@ def _in_words(error: BaseException) -> str:
         case OAuthFlowError() if "issuer" in str(error):
             words = "its authorization server says that it is another one"
         case OAuthFlowError() | ValidationError():
-            words = "what it says about its login does not fit together"
+            words = "what it says about its login is inconsistent"
         case httpx2.ConnectError():
             words = "nothing answers at its url, or at that of its authorization server"
         case _:

@@ -92,7 +92,7 @@ def _checked(arguments: Mapping[str, Any]) -> tuple[str, int, str]:
     wanted, start, words = (arguments.get(name) for name in ("id", "from", "words"))
     wanted = str(wanted or "").strip().removeprefix(SCHEME)
     if not _ID.fullmatch(wanted):
-        raise BadArguments("argument 'id': it is what stands behind attachment:")
+        raise BadArguments("argument 'id': give what follows attachment: in the text")
     if start is not None and (not isinstance(start, int) or start < 0):
         raise BadArguments("argument 'from': input should be a whole number, 0 or more")
     if words is not None and not isinstance(words, str):

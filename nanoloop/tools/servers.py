@@ -218,7 +218,7 @@ class ToolServer:
         self.used = 0
         """How many calls were sent to the server."""
         self._news = anyio.Event()
-        with suppress(SettingsError):  # reported when it is started
+        with suppress(SettingsError):  # reported when the server is started
             if (known := accepted.of(self.name)) is not None:
                 self._announce(known, known)
 
@@ -317,7 +317,7 @@ class ToolServer:
             began, calls = anyio.current_time(), self.used
             before = await self._login()
             reason = await self._try()
-            await checkpoint()  # what was caught may have been our own end
+            await checkpoint()  # the cancellation that was caught may have been our own
             lasted = anyio.current_time() - began
             was_connected, self._connection = self._connection is not None, None
             is_useful = was_connected and (self.used > calls or lasted > USEFUL_SECONDS)

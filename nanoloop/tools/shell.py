@@ -1,4 +1,4 @@
-"""The tool `shell`: a command in a sandbox that has one folder, no secrets and a time limit."""
+"""The tool `shell`: runs a command in a sandbox with one folder, no secrets and a time limit."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from nanoloop.tools.function import FunctionTool
 
 NAME = "shell"
 INSIDE = "/work"
-"""Where the folder is in the sandbox."""
+"""The path of the folder inside the sandbox."""
 MOST_COMMAND = 20_000
 """How many characters a command may have."""
 MOST_BYTES = 1_000_000
-"""How much of the output is kept: half from its beginning, and half from its end."""
+"""How much of the output is kept: half from its beginning and half from its end."""
 TMP_BYTES = 200_000_000
 FILE_BLOCKS = 2_000_000
-"""The size of the largest file that a command may write, in 512 bytes."""
+"""The maximum size of a file that a command may write, in blocks of 512 bytes."""
 PROBE_SECONDS = 10
 MORE_SECONDS = 10
-"""How much longer than the command the call may take, so that it can tell what was written."""
+"""How much longer than the command the call may take, so that it can report the output."""
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
 _OF_NETWORK = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl", "/etc/pki")
 _ENVIRONMENT = {
@@ -43,7 +43,7 @@ _BEGIN = f'exec </dev/null 2>&1; ulimit -f {FILE_BLOCKS}; exec "$0" -c "$1"'
 
 
 _tried: set[tuple[str, ...]] = set()
-"""The sandboxes that can be made here, so that a reload need not try again."""
+"""The sandboxes that work here, so that a reload need not test them again."""
 
 
 class ShellSettings(BaseModel):
@@ -64,7 +64,7 @@ class ShellSettings(BaseModel):
 
 
 class Sandbox:
-    """Runs commands in bubblewrap: a file system, processes and network of their own."""
+    """Runs commands in bubblewrap, with their own file system, processes and network."""
 
     def __init__(self, own: ShellSettings, *, program: str) -> None:
         """Create a sandbox; `program` is the path of `bwrap`."""
@@ -90,7 +90,7 @@ class Sandbox:
         ]
 
     async def run(self, command: str) -> str:
-        """Run a command; return how it ended, and what it wrote."""
+        """Run a command; return how it ended, and its output."""
         output, complaints = Output(), Output()
         began, seconds = time.monotonic(), self._own.timeout_seconds
         async with children.open_group(self.words(command)) as process:
@@ -107,7 +107,7 @@ class Sandbox:
         return f"[{how} after {took:.1f} s]\n{told}"
 
     def problem(self) -> str:
-        """Return why no sandbox can be made here, or an empty text; this blocks."""
+        """Return why no sandbox can be created here, or an empty text; this blocks."""
         words = self.words("exit 0")
         if tuple(words) in _tried:
             return ""
@@ -125,14 +125,14 @@ class Sandbox:
 
 
 class Output:
-    """The beginning and the end of what a program writes."""
+    """The beginning and the end of a program's output."""
 
     def __init__(self) -> None:
         self._head, self._tail = bytearray(), bytearray()
         self._left_out = 0
 
     async def take(self, stream: ByteReceiveStream | None) -> None:
-        """Take all that comes, until the program closes its output."""
+        """Read everything until the program closes its output."""
         if stream is None:
             return
         half = MOST_BYTES // 2
@@ -146,7 +146,7 @@ class Output:
 
     @property
     def text(self) -> str:
-        """What was written, with a note on what is left out."""
+        """The output, with a note on what was left out."""
         half, left_out = MOST_BYTES // 2, self._left_out
         tail = self._tail[-half:]
         left_out += len(self._tail) - len(tail)
@@ -160,14 +160,14 @@ class ShellTool:
     effect: Effect = "writes"
     approve: Approve = "always"
     repeatable = True
-    """The same command may be meant twice: in between, files may have changed."""
+    """The same command may be repeated on purpose, because files may have changed in between."""
 
     def __init__(self, sandbox: Sandbox, own: ShellSettings) -> None:
         self._run = FunctionTool(sandbox.run, name=NAME, description=_description(own))
         self.spec = self._run.spec
         self.timeout_seconds = own.timeout_seconds + MORE_SECONDS
         self.origin = str(own.folder.absolute())
-        """An approval holds for commands in this folder."""
+        """An approval applies to commands in this folder."""
 
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Raise `ToolError` if this can't be a command, before anyone is asked to approve it."""
@@ -192,7 +192,7 @@ def _description(own: ShellSettings) -> str:
 
 
 def make(own: ShellSettings) -> ShellTool:
-    """Return the tool; raise `SettingsError` where there is no sandbox."""
+    """Return the tool; raise `SettingsError` if there is no sandbox."""
     if not own.folder.is_dir():
         raise SettingsError(
             f'tools.shell.folder is "{own.folder}", but there is no such folder: create it, or '

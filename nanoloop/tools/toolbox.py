@@ -225,7 +225,8 @@ class Toolbox:
         return await self._outcome(_Run(call=call, resumes=(state, answer)))
 
     async def _outcome(self, run: _Run) -> ToolOutcome:
-        # In a task of its own: a tool that cancels itself cancels neither turn nor neighbours.
+        # In its own task, so that a tool that cancels itself cancels neither the turn nor other
+        # calls.
         async with anyio.create_task_group() as alone:
             alone.start_soon(self._into, run, name=f"tool {run.call.name}")
         return run.outcome(self._result_chars)
@@ -240,12 +241,12 @@ class Toolbox:
             run.text = as_text(result)
             run.files = await _kept([*attached.close(), *files])
             run.error = None
-        # A tool's bug is text for the model: neither `sys.exit` nor a group of errors with a
-        # cancellation in it may end the turn.
+        # A tool's bug is text for the model: neither `sys.exit` nor a group of errors that contains
+        # a cancellation may end the turn.
         except (Exception, SystemExit, BaseExceptionGroup) as error:  # noqa: BLE001
             run.fail(error)
         finally:
-            # Otherwise `settle` is asked next, and its outcome has the files.
+            # Otherwise, `settle` is called next, and its outcome has the files.
             left = attached.close() if run.is_final or not self.settles(run.call.name) else ()
             run.seconds = perf_counter() - run.started
         if left:
@@ -280,9 +281,9 @@ class Toolbox:
 
 
 def _attached_to(call: ToolCall) -> AttachedFiles:
-    """Return the files that the running call attaches, which are accepted from now on."""
+    """Return the collection of files that the running call attaches; accept files from now on."""
     current = call_here()
-    if current is None or current.tool != call.name:  # a tool that runs another by itself
+    if current is None or current.tool != call.name:  # a tool that calls another tool directly
         return AttachedFiles()
     current.files.open(_session_id())
     return current.files
@@ -318,7 +319,7 @@ class _Run:
 
     @property
     def is_final(self) -> bool:
-        """True if whether the call took effect is known, or as well as it can be."""
+        """True if it is known, as far as it can be, whether the call took effect."""
         return self.error is None or self.is_refused or bool(self.settles)
 
     def fail(self, error: BaseException) -> None:
@@ -337,7 +338,7 @@ class _Run:
         error = clipped(_sendable(self.error or "an error without a text"), chars)
         success = self.error is None
         self.text = _sendable(self.text)
-        # Behind a text that may be cut.
+        # After the text, which may be cut.
         text = "\n".join(filter(None, (clipped(self.text, chars), self.files.told)))
         error = "\n".join(filter(None, (error, self.files.told)))
         return ToolOutcome(
