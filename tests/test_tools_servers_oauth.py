@@ -1,5 +1,6 @@
 """Servers that want a login: both flows, by the real command line and in a running program."""
 
+import errno
 import json
 import stat
 import subprocess
@@ -22,8 +23,9 @@ from nanoloop.parts import folder_sealings, make_logins, make_servers
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
+from nanoloop.tools import logins
 from nanoloop.tools.logins import ServerLogin
-from nanoloop.tools.servers import ToolServerFailed
+from nanoloop.tools.servers import ToolLoginNotStored, ToolServerFailed
 from tests.openai_server import Answer, OpenAIServer
 from tests.stages.command_line import CommandLine, ended, line_with
 from tests.tool_servers import Folder, call, until
@@ -220,8 +222,8 @@ def test_a_client_of_one_s_own_registers_nothing(write, tickets, more, how):
     write(f'auth = "oauth"\n{more}')
     assert log_in()[0] == Exit.DONE
     assert tickets.ledger == ["logged in"]
-    logins = make_logins(load())
-    logins.keep("tickets", replaced(logins.of("tickets"), until=0.0))
+    kept = make_logins(load())
+    kept.keep("tickets", replaced(kept.of("tickets"), until=0.0))
     assert run("tools", "call", "tickets__echo", '{"text": "hi"}') == Exit.DONE
     assert tickets.ledger == ["logged in", "refreshed"]
 
@@ -398,6 +400,25 @@ async def test_a_token_is_renewed_by_itself(write, tickets):
     assert tickets.ledger.count("refreshed") == 2
 
 
+async def test_a_renewed_login_that_the_disk_refuses_is_not_lost(
+    write, tickets, monkeypatch, heard
+):
+    assert (await run_sync(log_in))[0] == Exit.DONE
+    async with connected() as servers:
+        kept = make_logins(load())
+        kept.keep("tickets", replaced(kept.of("tickets"), until=0.0))
+
+        def refuse(*_, **__):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(logins, "replace_file", refuse)
+        for _ in range(2):
+            assert await call(servers, "tickets__echo", text="hi") == "hi"
+        assert tickets.ledger.count("refreshed") == 1
+    (said,) = [event for event in heard if isinstance(event, ToolLoginNotStored)]
+    assert said.reason.startswith("data/tool_logins/tickets.json can't be written: ")
+
+
 def replaced(login, **more):
     return ServerLogin(**{name: getattr(login, name) for name in login.__slots__} | more)
 
@@ -437,8 +458,8 @@ async def test_an_authorization_server_that_is_down_costs_no_login(write, ticket
     assert (await run_sync(log_in))[0] == Exit.DONE
     async with connected() as servers:
         (server,) = servers
-        logins = make_logins(load())
-        logins.keep("tickets", replaced(logins.of("tickets"), until=0.0))
+        kept = make_logins(load())
+        kept.keep("tickets", replaced(kept.of("tickets"), until=0.0))
         tickets.set("down")
         why = "its login can't be renewed now (HTTP status 503)"
         said = await call(servers, "tickets__echo", text="hi")

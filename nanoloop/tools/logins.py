@@ -82,6 +82,8 @@ class ServerLogins:
         """Use this data folder; `make_sealing` is called for the first login."""
         self._folder = folder / FOLDER
         self._make_sealing = make_sealing
+        self._not_stored: dict[str, ServerLogin] = {}
+        """Logins that the disk refused; the tokens in the files may no longer count."""
 
     @cached_property
     def _sealing(self) -> FolderSealing:
@@ -100,6 +102,8 @@ class ServerLogins:
 
     def of(self, server: str) -> ServerLogin | None:
         """Return the login to this server, if there is one; raise `SettingsError`."""
+        if server in self._not_stored:
+            return self._not_stored[server]
         file = self._file(server)
         try:
             data = self._sealing.opened(file.name, load_file(file))
@@ -112,8 +116,12 @@ class ServerLogins:
             return None  # treated as missing: the next login replaces it
 
     def keep(self, server: str, login: ServerLogin) -> None:
-        """Store the login, durably and for its owner only; raise `SettingsError`."""
+        """Store the login, durably and for its owner only.
+
+        Raise `SettingsError` if the disk refuses; this process then goes on with the login.
+        """
         file = self._file(server)
+        self._not_stored[server] = login
         try:
             make_folder(self._folder)
             data = json.dumps(asdict(login)).encode()
@@ -121,6 +129,7 @@ class ServerLogins:
         except (OSError, DiskRefused) as error:
             why = refusal(error) if isinstance(error, OSError) else str(error)
             raise SettingsError(f"{file} can't be written: {why}") from None
+        del self._not_stored[server]
 
     def remove(self, server: str) -> ServerLogin | None:
         """Remove the login and return it, or None if there is none; raise `SettingsError`."""

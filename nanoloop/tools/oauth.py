@@ -32,10 +32,11 @@ from pydantic import AnyUrl, ValidationError
 
 from nanoloop.addresses import trusted_certificates
 from nanoloop.errors import LoginFailed, LoginWanted, NotReadable, SettingsError
+from nanoloop.events import announce
 from nanoloop.proxies import is_this_machine, proxy_for
 from nanoloop.tools.listing import visible
 from nanoloop.tools.logins import ServerLogin, ServerLogins, login_wanted, renewed_at
-from nanoloop.tools.servers import ToolServerPlace
+from nanoloop.tools.servers import ToolLoginNotStored, ToolServerPlace
 
 MOST_BYTES = 1_000_000
 """The maximum size of an authorization server's answer."""
@@ -335,7 +336,7 @@ class Access(httpx2.Auth):
                 return login
             if place.auth == "client_credentials":
                 new = await machine_login(place)
-                await run_sync(self._logins.keep, place.name, new)
+                await self._keep(new)
                 return new
             if login is None or not login.refresh:
                 raise LoginWanted(login_wanted(place.name))
@@ -343,8 +344,14 @@ class Access(httpx2.Auth):
             # one.
             with anyio.CancelScope(shield=True):
                 login = await _refreshed(place, login)
-                await run_sync(self._logins.keep, place.name, login)
+                await self._keep(login)
             return login
+
+    async def _keep(self, login: ServerLogin) -> None:
+        try:
+            await run_sync(self._logins.keep, self._place.name, login)
+        except SettingsError as error:
+            announce(ToolLoginNotStored(server=self._place.name, reason=str(error)))
 
     async def async_auth_flow(
         self, request: httpx2.Request

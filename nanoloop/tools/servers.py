@@ -68,6 +68,15 @@ class ToolServerFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolLoginNotStored(Event):
+    """A renewed login to a tool server could not be stored; this process goes on with it."""
+
+    level: ClassVar = "warning"
+    server: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolsLeftOut(Event):
     """Some of a server's tools can't be used, for example because they lack a proper schema."""
 
