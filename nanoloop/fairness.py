@@ -33,7 +33,7 @@ class FairLimiter:
 
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Wait for this owner's turn and hold it; a cancelled wait loses its place in the queue."""
+        """Wait for this owner's turn and hold it; if cancelled, leave the queue."""
         if not self._order.begin(owner):
             await self._drawn(owner)
         token = _owner.set(owner)

@@ -183,8 +183,8 @@ MUTATIONS = (
     Mutation(
         promise="what a tool says answers no question",
         file="nanoloop/exchange.py",
-        old="session.id), reply_to=None)",
-        new="session.id))",
+        old="replace(said, reply_to=None, id=",
+        new="replace(said, id=",
         test="tests/test_tools_call.py -k program_that_asks",
     ),
     Mutation(
