@@ -9,6 +9,7 @@ from functools import partial
 
 import anyio
 
+from tests.proof.approvals import prove_approvals
 from tests.proof.bursts import prove_bursts, prove_ids
 from tests.proof.commits import prove_commits
 from tests.proof.drive import Broken, drive
@@ -79,6 +80,12 @@ def run_tools(kills, seed, store):
     tell(f"{store}: {report}")
 
 
+def approve(kills, store):
+    with tempfile.TemporaryDirectory() as folder:
+        report = anyio.run(partial(prove_approvals, folder, store, kills=kills))
+    tell(f"{store}: {report}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--operations", type=int, default=0, help="random steps of all kinds")
@@ -89,6 +96,7 @@ def main():
     parser.add_argument("--bursts", type=int, default=0, help="so many bursts, a kill after each")
     parser.add_argument("--ids", type=int, default=0, help="messages, each twice to two daemons")
     parser.add_argument("--tools", action="store_true", help="--kills while tools run side by side")
+    parser.add_argument("--approvals", action="store_true", help="--kills around a person's yes")
     parser.add_argument("--ledger", action="store_true", help="--kills of one of two daemons")
     parser.add_argument("--store", default="jsonl", help="jsonl, sqlite, or a store's URL")
     parser.add_argument("--seed", type=int, default=1)
@@ -104,6 +112,8 @@ def main():
             commit(args.commits, args.kills, args.seed, args.store)
         elif args.ledger:
             keep_ledger(args.kills, args.seed, args.store)
+        elif args.approvals:
+            approve(args.kills, args.store)
         elif args.tools:
             run_tools(args.kills, args.seed, args.store)
         elif args.kills:
