@@ -262,14 +262,15 @@ class People:
 
     async def hear(self, chat, text):
         """Wait until the chat has this answer."""
-        path = f"{self._daemon.url}/api/sessions/{chat}/messages"
-        with anyio.fail_after(WAIT_SECONDS):
+        path, shown = f"{self._daemon.url}/api/sessions/{chat}/messages", []
+        with anyio.move_on_after(WAIT_SECONDS):
             while True:
                 with suppress(httpx2.HTTPError):
                     shown = (await self._client.get(path, timeout=3)).json()["messages"]
                     if any(m["role"] == "assistant" and m["text"] == text for m in shown):
                         return
                 await anyio.sleep(LOOK_SECONDS)
+        raise Broken(f"{chat} is never told {text!r}; it has {shown[-6:]}")
 
 
 class Killer:
@@ -419,7 +420,7 @@ async def prove_approvals(folder, store, *, kills=300, plain=None):
                 till.rounds.append(one)
                 try:
                     await killer.play(one)
-                except TimeoutError:
+                except TimeoutError:  # a state that does not come
                     raise Broken(f"{one} does not end:\n{daemon.tail()}") from None
             async with till.store() as opened:
                 for one in till.rounds:
