@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from nanoloop.agents import Agents
 
 Word = Literal["yes", "no", "always", "answer"]
-_GIVEN = re.compile(r"#?(?P<number>\d{1,9})(?:\s+(?P<code>[0-9a-f]{14})(?=\s|$))?\s*")
+_GIVEN = re.compile(
+    r"#?(?P<number>[1-9][0-9]{0,8})(?:\s+(?P<code>[0-9a-f]{14}))?(?:\s+(?P<rest>.*))?", re.DOTALL
+)
 REASON_CHARS = 500
 """How many characters of the reason for a refusal the model reads."""
 
@@ -55,11 +57,11 @@ class ApprovalAnswer:
     @classmethod
     def of(cls, word: Word, message: Inbound, text: str) -> ApprovalAnswer:
         """Read the text after the command."""
-        given = _GIVEN.match(text)
+        given = _GIVEN.fullmatch(text)
         if given is None:
             return cls(word=word, message=message, rest=text)
-        number, rest = int(given["number"]), text[given.end() :].strip()
-        return cls(word=word, message=message, number=number, code=given["code"] or "", rest=rest)
+        number, code, rest = int(given["number"]), given["code"] or "", given["rest"] or ""
+        return cls(word=word, message=message, number=number, code=code, rest=rest.strip())
 
     @property
     def sender(self) -> Mapping[str, Any]:
@@ -170,7 +172,8 @@ class ApprovalCommands:
             return Permission(tool=approval.tool, digest=approval.digest, asker=approval.asker)
         patterns = _patterns(answer.rest)
         digest = self._agents.of(session).toolbox.digest_of(approval.tool)
-        if patterns.keys() != dict(call.content.get("parameters") or {}).keys() or digest is None:
+        parameters = dict(call.content.get("parameters") or {})
+        if patterns is None or patterns.keys() != parameters.keys() or digest is None:
             return None
         return Permission(tool=approval.tool, digest=digest, patterns=patterns)
 
@@ -221,9 +224,11 @@ class ApprovalCommands:
 def _chosen(session: Session, answer: ApprovalAnswer, say: Say) -> Approval | str:
     """Return the approval that is meant; if that is unclear, return the reply for the chat."""
     known = session.approvals
+    if not answer.number and not known.asked:
+        return say("approval_none")
+    if answer.word == "yes" and answer.rest:  # a yes to something else than what was shown
+        return say("yes_usage")
     if not answer.number:
-        if not known.asked:
-            return say("approval_none")
         if len(known.asked) > 1:
             rows = (f"/{answer.word} {each.number}: {each.tool}" for each in known.asked)
             return "\n".join((say("approval_which"), *rows))
@@ -248,14 +253,14 @@ def _refused(approval: Approval, answer: ApprovalAnswer) -> str | None:
     return None
 
 
-def _patterns(text: str) -> dict[str, str]:
-    """Read patterns as `name=glob`, with quotes around spaces; {} if they are not of that form."""
+def _patterns(text: str) -> dict[str, str] | None:
+    """Read patterns as `name=glob`, with quotes around spaces; None if they have another form."""
     try:
         words = shlex.split(text)
     except ValueError:
-        return {}
+        return None
     pairs = [word.partition("=") for word in words]
-    return {name: glob for name, _, glob in pairs} if all(mark for _, mark, _ in pairs) else {}
+    return {name: glob for name, _, glob in pairs} if all(mark for _, mark, _ in pairs) else None
 
 
 def _row(permission: Permission, say: Say) -> str:

@@ -215,6 +215,8 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "void_changed": "Number {number} is not run: the tool has changed since, or is gone. "
         "Please ask again.",
         "void_elsewhere": "There is no question with number {number} in this conversation.",
+        "yes_usage": "/yes takes the number of a question and nothing else: /yes 2. To have it "
+        "done differently, answer /no 2 and say how.",
         "always_none": "Every call is asked about: /always NUMBER approves a call and equal ones "
         "from now on.",
         "always_same": "{tool}, with the same arguments",

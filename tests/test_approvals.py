@@ -222,6 +222,16 @@ async def test_an_answer_that_is_not_the_askers_own_runs_nothing(text, more, tol
         assert await c.say("/yes") == "paid"
 
 
+@pytest.mark.parametrize("more", ["0", "-1", "1.0", "\u0661", "1 but half of it", "please"])
+async def test_a_yes_with_anything_but_the_number_is_asked_for_again(more):
+    till = Till()
+    async with chatting(asks(), "paid", tools=[till.tool]) as c:
+        await c.say("Pay!")
+        assert (await c.say(f"/yes {more}")).startswith("/yes takes the number of a question")
+        assert till.paid == []
+        assert await c.say("/yes") == "paid"
+
+
 @pytest.mark.parametrize("text", ["yes", "Yes, /yes 1", "> /yes 1", "approved", "\u200b/yes 1"])
 async def test_words_that_are_no_command_approve_nothing(text):
     till = Till()
@@ -408,6 +418,22 @@ async def test_an_operator_allows_a_pattern():
         assert await c.say("Pay 9!", by=BOB) == "two"
         assert (await c.say("Pay Bob!")).startswith("May I call pay?")
     assert till.paid == [("Ada", 5), ("Ada", 9)]
+
+
+async def test_words_that_are_no_pattern_allow_nothing_of_a_tool_without_arguments():
+    done = []
+
+    @tool(approve="always")
+    async def reset() -> str:
+        """Reset."""
+        done.append("reset")
+        return "done"
+
+    async with chatting(asks(call("reset")), tools=[reset]) as c:
+        await c.say("Reset!", rank="operator")
+        told = await c.say("/always 1 please", rank="operator")
+        assert told.startswith("Give one pattern for each argument of reset")
+    assert done == []
 
 
 # Which calls

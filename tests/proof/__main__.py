@@ -9,11 +9,13 @@ from functools import partial
 
 import anyio
 
+from tests.proof.approvals import prove_approvals
 from tests.proof.bursts import prove_bursts, prove_ids
 from tests.proof.commits import prove_commits
 from tests.proof.drive import Broken, drive
 from tests.proof.kills import prove
 from tests.proof.ledger import prove_ledger
+from tests.proof.payments import prove_payments
 from tests.proof.results import prove_results
 from tests.proof.victims import url_in
 
@@ -79,6 +81,35 @@ def run_tools(kills, seed, store):
     tell(f"{store}: {report}")
 
 
+def approve(kills, store):
+    with tempfile.TemporaryDirectory() as folder:
+        report = anyio.run(partial(prove_approvals, folder, store, kills=kills))
+    tell(f"{store}: {report}")
+
+
+def pay(payments, kills, seed, store):
+    with tempfile.TemporaryDirectory() as folder:
+        prove = partial(prove_payments, folder, store, payments=payments, kills=kills, seed=seed)
+        report = anyio.run(prove)
+    tell(f"{store}: {report}")
+
+
+def kill_among(args):
+    """Kill, in the middle of what was asked for."""
+    if args.commits:
+        commit(args.commits, args.kills, args.seed, args.store)
+    elif args.ledger:
+        keep_ledger(args.kills, args.seed, args.store)
+    elif args.payments:
+        pay(args.payments, args.kills, args.seed, args.store)
+    elif args.approvals:
+        approve(args.kills, args.store)
+    elif args.tools:
+        run_tools(args.kills, args.seed, args.store)
+    elif args.kills:
+        kill(args.kills, args.seed, args.store)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--operations", type=int, default=0, help="random steps of all kinds")
@@ -86,9 +117,13 @@ def main():
     parser.add_argument(
         "--commits", type=int, default=0, help="commits in all, with --kills in the middle of them"
     )
+    parser.add_argument(
+        "--payments", type=int, default=0, help="payments over a bad line, with --kills among them"
+    )
     parser.add_argument("--bursts", type=int, default=0, help="so many bursts, a kill after each")
     parser.add_argument("--ids", type=int, default=0, help="messages, each twice to two daemons")
     parser.add_argument("--tools", action="store_true", help="--kills while tools run side by side")
+    parser.add_argument("--approvals", action="store_true", help="--kills around a person's yes")
     parser.add_argument("--ledger", action="store_true", help="--kills of one of two daemons")
     parser.add_argument("--store", default="jsonl", help="jsonl, sqlite, or a store's URL")
     parser.add_argument("--seed", type=int, default=1)
@@ -100,14 +135,7 @@ def main():
             send_bursts(args.bursts, args.seed, args.store)
         if args.ids:
             send_twice(args.ids, args.seed, args.store)
-        if args.commits:
-            commit(args.commits, args.kills, args.seed, args.store)
-        elif args.ledger:
-            keep_ledger(args.kills, args.seed, args.store)
-        elif args.tools:
-            run_tools(args.kills, args.seed, args.store)
-        elif args.kills:
-            kill(args.kills, args.seed, args.store)
+        kill_among(args)
     except Broken as broken:
         sys.exit(str(broken))
 

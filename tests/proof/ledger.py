@@ -27,6 +27,7 @@ from tests.servers.server import free_port
 TOKEN = "a-token-of-alice-24-signs"
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "X-Nanoloop": "1"}
 START_SECONDS = 60
+START_LOOK_SECONDS = 0.02
 TAKE_OVER_SECONDS = 10
 """After a process died, what it owed is answered within this, and what the model takes."""
 MODEL_SECONDS = (0.02, 0.3)
@@ -62,18 +63,42 @@ class Daemon:
                         if (await client.get(f"{self.url}/healthz")).status_code == 200:
                             break
                     if self.process.returncode is not None:
-                        raise Broken(f"a daemon ended by itself:\n{self.log.read_text()[-2000:]}")
-                    await anyio.sleep(0.1)
+                        raise Broken(f"a daemon ended by itself:\n{self.tail()}")
+                    await anyio.sleep(START_LOOK_SECONDS)
         self.is_up.set()
 
     async def kill(self):
         self.is_up = anyio.Event()
-        self.process.kill()
+        with suppress(ProcessLookupError):
+            self.process.kill()
         await self.process.wait()
         await self.process.aclose()
 
+    def tail(self):
+        """The end of its log."""
+        return self.log.read_text("utf-8", "replace")[-2000:]
+
     def signal(self, number):
         self.process.send_signal(number)
+
+
+def daemon_environment(folder, url, model_url):
+    """The settings of a daemon in this folder, as its environment."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("NANOLOOP_", "OPENAI_"))}
+    return {
+        **clean,
+        "NANOLOOP_DATA": str(Path(folder, "data")),
+        "NANOLOOP_STORE__URL": url,
+        "NANOLOOP_MODEL": "a-model",
+        "NANOLOOP_BASE_URL": model_url,
+        "NANOLOOP_API_KEY": "a-key",
+        "NANOLOOP_CHANNELS__TERMINAL__ENABLED": "false",
+        "NANOLOOP_CHANNELS__WEB__ENABLED": "true",
+        "NANOLOOP_CHANNELS__WEB__REQUESTS_PER_MINUTE": "100000",
+        "NANOLOOP_CHANNELS__WEB__TOKENS__ALICE__TOKEN": TOKEN,
+        "NANOLOOP_MESSAGE_BUFFER_LIMIT": "40",
+        "NANOLOOP_MESSAGE_BUFFER_MIN": "20",
+    }
 
 
 class Ledger:
@@ -106,21 +131,7 @@ class Ledger:
         return Answer(text=f"a{mark[1:]} is the answer", delay_seconds=seconds)
 
     def environment(self):
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("NANOLOOP_", "OPENAI_"))}
-        return {
-            **clean,
-            "NANOLOOP_DATA": str(Path(self.folder, "data")),
-            "NANOLOOP_STORE__URL": self.url,
-            "NANOLOOP_MODEL": "a-model",
-            "NANOLOOP_BASE_URL": self.server.url,
-            "NANOLOOP_API_KEY": "a-key",
-            "NANOLOOP_CHANNELS__TERMINAL__ENABLED": "false",
-            "NANOLOOP_CHANNELS__WEB__ENABLED": "true",
-            "NANOLOOP_CHANNELS__WEB__REQUESTS_PER_MINUTE": "100000",
-            "NANOLOOP_CHANNELS__WEB__TOKENS__ALICE__TOKEN": TOKEN,
-            "NANOLOOP_MESSAGE_BUFFER_LIMIT": "40",
-            "NANOLOOP_MESSAGE_BUFFER_MIN": "20",
-        }
+        return daemon_environment(self.folder, self.url, self.server.url)
 
     # Who writes
 

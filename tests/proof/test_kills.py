@@ -1,9 +1,11 @@
 import pytest
 
+from tests.proof.approvals import prove_approvals
 from tests.proof.bursts import prove_bursts, prove_ids
 from tests.proof.commits import prove_commits
 from tests.proof.kills import POINTS, prove
 from tests.proof.ledger import prove_ledger
+from tests.proof.payments import prove_payments
 from tests.proof.results import prove_results
 from tests.proof.victims import FILES, url_in
 
@@ -28,6 +30,25 @@ async def test_kill_9_while_tools_run_side_by_side_loses_no_result_and_runs_none
 ):
     report = await prove_results(url_in(tmp_path, store), tmp_path, 4)
     assert "none of these was lost" in report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", [*FILES, "postgres", "redis"])
+async def test_kill_9_around_a_yes_runs_the_call_once_and_only_on_that_yes(tmp_path, kind, request):
+    store = kind if kind in FILES else request.getfixturevalue(f"{kind}_url")
+    report = await prove_approvals(tmp_path, store, kills=10)
+    assert "none ran without a yes" in report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("store", FILES)
+async def test_payments_over_a_bad_line_are_made_once_however_often_the_daemon_is_killed(
+    tmp_path, store
+):
+    report = await prove_payments(tmp_path, store, payments=60, kills=6)
+    assert "each order is in the ledger once" in report
 
 
 @pytest.mark.slow
