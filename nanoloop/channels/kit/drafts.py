@@ -34,7 +34,7 @@ from nanoloop.channels.kit.uploads import FileSender
 from nanoloop.errors import SendLater
 from nanoloop.events import TextStreamed
 from nanoloop.files import load_file, make_folder, opener, own_key, replace_file
-from nanoloop.messages import Outbound
+from nanoloop.messages import Choice, Outbound
 from nanoloop.session.entry import without_files
 
 FIRST_SECONDS = 0.2
@@ -140,7 +140,13 @@ class Drafts:
                 await self._whole(draft.letter, draft.text)
             answer = f"{answer} {item.text}"
         place = Place.of(item.chat)
-        letter = Letter(answer=answer, place=place, reply_to=item.reply_to, name=item.id)
+        letter = Letter(
+            answer=answer,
+            place=place,
+            reply_to=item.reply_to,
+            name=item.id,
+            choices=item.choices,
+        )
         text = without_files(item.text)  # a notice may quote an answer
         if item.attachments:
             in_one = partial(self._in_one, letter)
@@ -256,6 +262,8 @@ class Letter:
     reply_to: str | None = None
     name: str | None = None
     """The name of the complete text, once there is one."""
+    choices: tuple[Choice, ...] = ()
+    """The answers to choose from, shown with the last message."""
 
 
 class DraftWriter:
@@ -274,7 +282,9 @@ class DraftWriter:
         while True:
             try:
                 posted = self._progress.of(letter.answer, name=letter.name)
-                await self._write(letter, posted, self.texts(markdown, limit))
+                texts = self.texts(markdown, limit)
+                texts[-1:] = [replace(text, choices=letter.choices) for text in texts[-1:]]
+                await self._write(letter, posted, texts)
             except TooLong:
                 if limit <= SHORTEST:
                     raise

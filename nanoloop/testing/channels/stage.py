@@ -203,6 +203,7 @@ class Bot:
         folder: Path,
         *,
         provider: Provider | None = None,
+        agent: Agent | None = None,
         rules: PlatformSettings | None = None,
         attachments: Attachments | None = None,
         transcriber: Transcriber | None = None,
@@ -223,7 +224,7 @@ class Bot:
         self._store = SqliteStore(folder / "bot.sqlite", durability="flush")
         self.loop = AgentLoop(
             provider=self.provider,
-            agent=Agent(),
+            agent=agent or Agent(),
             store=self._store,
             bus=InProcessBus(sleep=sleep),
         )
