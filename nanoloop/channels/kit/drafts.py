@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -86,8 +86,10 @@ class Drafts:
         connection: Connection,
         progress: Progress,
         files: FileSender,
+        asked: Callable[[Place, Sequence[str], Sequence[Choice]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`asked` is told the place and messages of each question, before it counts as sent."""
         self.group: TaskGroup | None = None
         """The task group that updates drafts; without one, answers appear only when complete."""
         self._platform = platform
@@ -95,6 +97,7 @@ class Drafts:
         self._progress = progress
         self._writer = DraftWriter(platform, progress)
         self._files = files
+        self._asked = asked
         self._clock = clock
         self._growing: dict[str, Draft] = {}
         self._shown_in: Counter[str] = Counter()
@@ -201,6 +204,9 @@ class Drafts:
         except Exception:  # the text won't be sent again
             self._forget(letter)
             raise
+        if letter.choices:
+            messages = self._progress.of(letter.answer, name=letter.name).messages
+            self._asked(letter.place, messages, letter.choices)
         self._forget(letter)
 
     def _forget(self, letter: Letter) -> None:

@@ -35,6 +35,7 @@ Skill = Literal[
     "limit",
     "lose",
     "repeat",
+    "replies",
     "threads",
     "token",
     "typing",
