@@ -199,6 +199,8 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "approval_how": "Answer /yes {number} or /no {number} within {time}.",
         "approval_yes": "Yes",
         "approval_no": "No",
+        "approval_yes_words": "yes y ok okay",
+        "approval_no_words": "no n",
         "approval_none": "Nothing is waiting for an answer here.",
         "approval_which": "Several calls are waiting. Which one?",
         "void_others": "Only the person whose message led to this may answer it.",

@@ -37,6 +37,8 @@ class TelegramServer:
         self.faults = Faults()
         self.typing = Counter()
         self.calls = Counter()
+        self.answered = []
+        """The ids of the pressed buttons that wait no more."""
         self.threads = defaultdict(set)
         self.files = {}
         self.moved = {}
@@ -82,6 +84,11 @@ class TelegramServer:
         self.pending[update["update_id"]] = update
         self._wake()
         return update
+
+    def press(self, message, data, sender):
+        """Have the bot told of a pressed button; returns the update."""
+        query = {"id": str(4_000_000 + next(self._updates)), "from": sender, "chat_instance": "1"}
+        return self.tell("callback_query", query | {"message": message, "data": data})
 
     def cut(self):
         """Cut polls in the middle, and what rests."""
@@ -223,14 +230,19 @@ class TelegramServer:
             raise Refusal(400, "Bad Request: message can't be edited")
         text = self._text(asked)
         self._count(chat)
-        if text == post.text:
+        if text == post.text and self._buttons(asked) == post.buttons:
             raise Refusal(
                 400,
                 "Bad Request: message is not modified: specified new message content and reply "
                 "markup are exactly the same as a current content",
             )
         post.text, post.edits = text, post.edits + 1
+        post.buttons = self._buttons(asked)
         return self._told(chat, post)
+
+    async def _answercallbackquery(self, asked):
+        self.answered.append(asked.values["callback_query_id"])
+        return True
 
     async def _deletemessage(self, asked):
         if self.chats[self._chat(asked)].pop(int(asked.values["message_id"]), None) is None:
@@ -314,9 +326,17 @@ class TelegramServer:
             reply_to=reply.get("message_id"),
             thread=None if thread is None else int(thread),
             file=data,
+            buttons=self._buttons(asked),
         )
         self.chats[chat][post.id] = post
         return self._told(chat, post)
+
+    def _buttons(self, asked):
+        rows = json.loads(asked.values.get("reply_markup", "{}")).get("inline_keyboard", [])
+        buttons = {each["text"]: each["callback_data"] for row in rows for each in row}
+        if any(not 1 <= len(data.encode()) <= 64 for data in buttons.values()):
+            raise Refusal(400, "Bad Request: BUTTON_DATA_INVALID")
+        return buttons
 
     def _count(self, chat):
         """Hold to the chat's rate."""
@@ -359,6 +379,8 @@ class Post:
     thread: int | None = None
     edits: int = 0
     file: bytes | None = None
+    buttons: dict = field(default_factory=dict)
+    """The text of each button, and what pressing it sends."""
 
 
 @dataclass(slots=True)
@@ -498,7 +520,8 @@ class Bringer:
 
 
 def _chat_of(update):
-    return next(value for value in update.values() if isinstance(value, dict))["chat"]["id"]
+    told = next(value for value in update.values() if isinstance(value, dict))
+    return told.get("message", told)["chat"]["id"]
 
 
 TAGS = {"a", "b", "strong", "i", "em", "u", "ins", "s", "strike", "del", "code", "pre"}

@@ -115,6 +115,7 @@ class MatrixStage:
             "limit",
             "lose",
             "repeat",
+            "replies",
             "threads",
             "token",
             "typing",

@@ -135,6 +135,19 @@ class TelegramStage:
     async def delete(self, chat, message, *, sender):
         raise NotImplementedError
 
+    def press(self, chat, message, data, *, sender, thread="", **more):
+        """Press a button below one of the bot's messages; returns the update."""
+        told = self._message(int(chat), int(message), BOT["id"]) | more
+        if thread:
+            told |= {"message_thread_id": int(thread), "is_topic_message": True}
+        person = self._message(int(chat), 0, int(sender))["from"]
+        return self.server.press(told, data, person)
+
+    def buttons(self, chat):
+        """The buttons of each of the bot's messages in a chat, by the message's id."""
+        posts = self.server.chats[int(chat)].values()
+        return {str(post.id): post.buttons for post in posts if post.sender == BOT["id"]}
+
     async def repeat(self):
         self.server.tell("message", self._last)
 
@@ -180,10 +193,11 @@ class TelegramStage:
     # Within
 
     def _message(self, chat, number, sender, *, is_bot=False):
-        own = chat == sender
         name = dict(enumerate(NAMES, FIRST_PERSON)).get(sender, f"Person {sender}")
         kind = (
-            {"type": "private", "first_name": name} if own else {"type": "supergroup", "title": "G"}
+            {"type": "private", "first_name": name}
+            if chat > 0
+            else {"type": "supergroup", "title": "G"}
         )
         user = BOT if sender == BOT["id"] else {"id": sender, "is_bot": is_bot, "first_name": name}
         return {

@@ -13,13 +13,15 @@ from nanoloop.channels.kit.platform import (
     Text,
     TooLong,
     Upload,
+    is_choice,
 )
-from nanoloop.messages import Quote, Speaker
+from nanoloop.messages import Choice, Quote, Speaker
 from nanoloop.plugins import Plugin
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.keys import Folder, Names
 
 __all__ = [
+    "Choice",
     "File",
     "Folder",
     "FormatRefused",
@@ -38,4 +40,5 @@ __all__ = [
     "Text",
     "TooLong",
     "Upload",
+    "is_choice",
 ]

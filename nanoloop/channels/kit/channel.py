@@ -17,6 +17,7 @@ from nanoloop.channels.kit.connection import Connection, State
 from nanoloop.channels.kit.drafts import Drafts, Progress, notes_of
 from nanoloop.channels.kit.intake import Files, Intake, Transcriber, Typist
 from nanoloop.channels.kit.platform import Host, Platform
+from nanoloop.channels.kit.questions import Questions, questions_file
 from nanoloop.channels.kit.uploads import FileSender
 from nanoloop.errors import SettingsError
 from nanoloop.events import TextStreamed
@@ -69,13 +70,16 @@ class PlatformChannel:
             sentences=sentences,
         )
         """Decides who may talk to the bot; without rules, nobody may."""
-        progress = Progress(None if folder is None else notes_of(folder, self.name), data=folder)
+        notes = None if folder is None else notes_of(folder, self.name)
+        progress = Progress(notes, data=folder)
         say = self.access.say
+        self._questions = Questions(questions_file(notes))
         self._drafts = Drafts(
             platform,
             connection=self._connection,
             progress=progress,
             files=FileSender(platform, progress=progress, attachments=attachments, say=say),
+            asked=self._questions.keep,
         )
         self._files = Files(
             channel=self.name,
@@ -111,6 +115,7 @@ class PlatformChannel:
             self._taking = self._drafts.group = self._typist.group = None
             self._drafts.close()
             self._pairing.close()
+            self._questions.close()
 
     def take_no_more(self) -> None:
         """Stop accepting messages; answers are still sent until `run` is cancelled."""
@@ -131,6 +136,7 @@ class PlatformChannel:
             bus=bus,
             access=self.access,
             drafts=self._drafts,
+            questions=self._questions,
             files=self._files,
             typist=self._typist,
         )

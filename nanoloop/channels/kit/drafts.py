@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,7 +34,7 @@ from nanoloop.channels.kit.uploads import FileSender
 from nanoloop.errors import SendLater
 from nanoloop.events import TextStreamed
 from nanoloop.files import load_file, make_folder, opener, own_key, replace_file
-from nanoloop.messages import Outbound
+from nanoloop.messages import Choice, Outbound
 from nanoloop.session.entry import without_files
 
 FIRST_SECONDS = 0.2
@@ -86,8 +86,10 @@ class Drafts:
         connection: Connection,
         progress: Progress,
         files: FileSender,
+        asked: Callable[[Place, Sequence[str], Sequence[Choice]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`asked` is told the place and messages of each question, before it counts as sent."""
         self.group: TaskGroup | None = None
         """The task group that updates drafts; without one, answers appear only when complete."""
         self._platform = platform
@@ -95,6 +97,7 @@ class Drafts:
         self._progress = progress
         self._writer = DraftWriter(platform, progress)
         self._files = files
+        self._asked = asked
         self._clock = clock
         self._growing: dict[str, Draft] = {}
         self._shown_in: Counter[str] = Counter()
@@ -140,7 +143,13 @@ class Drafts:
                 await self._whole(draft.letter, draft.text)
             answer = f"{answer} {item.text}"
         place = Place.of(item.chat)
-        letter = Letter(answer=answer, place=place, reply_to=item.reply_to, name=item.id)
+        letter = Letter(
+            answer=answer,
+            place=place,
+            reply_to=item.reply_to,
+            name=item.id,
+            choices=item.choices,
+        )
         text = without_files(item.text)  # a notice may quote an answer
         if item.attachments:
             in_one = partial(self._in_one, letter)
@@ -195,6 +204,9 @@ class Drafts:
         except Exception:  # the text won't be sent again
             self._forget(letter)
             raise
+        if letter.choices:
+            messages = self._progress.of(letter.answer, name=letter.name).messages
+            self._asked(letter.place, messages, letter.choices)
         self._forget(letter)
 
     def _forget(self, letter: Letter) -> None:
@@ -256,6 +268,8 @@ class Letter:
     reply_to: str | None = None
     name: str | None = None
     """The name of the complete text, once there is one."""
+    choices: tuple[Choice, ...] = ()
+    """The answers to choose from, shown with the last message."""
 
 
 class DraftWriter:
@@ -274,7 +288,9 @@ class DraftWriter:
         while True:
             try:
                 posted = self._progress.of(letter.answer, name=letter.name)
-                await self._write(letter, posted, self.texts(markdown, limit))
+                texts = self.texts(markdown, limit)
+                texts[-1:] = [replace(text, choices=letter.choices) for text in texts[-1:]]
+                await self._write(letter, posted, texts)
             except TooLong:
                 if limit <= SHORTEST:
                     raise

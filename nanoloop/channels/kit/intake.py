@@ -20,6 +20,7 @@ from nanoloop.bounded import BoundedDict
 from nanoloop.channels.kit.access import AccessControl, command
 from nanoloop.channels.kit.drafts import Drafts
 from nanoloop.channels.kit.platform import File, Heard, Place, Platform
+from nanoloop.channels.kit.questions import Questions
 from nanoloop.documents import SHOWN_CHARS
 from nanoloop.errors import BusFull, Declined, PictureRefused, place_of, reason_of
 from nanoloop.events import FileLeftOut, HearingFailed, MessageRepeated, announce
@@ -54,6 +55,7 @@ class Intake:
         bus: Bus,
         access: AccessControl,
         drafts: Drafts,
+        questions: Questions,
         files: Files,
         typist: Typist,
     ) -> None:
@@ -61,6 +63,7 @@ class Intake:
         self._bus = bus
         self._access = access
         self._drafts = drafts
+        self._questions = questions
         self._files = files
         self._typist = typist
         self._overheard = Overheard()
@@ -99,9 +102,11 @@ class Intake:
         heard = replace(heard, text=_without_mention(heard))
         if heard.edits or heard.deletes:
             await self._amend(heard)
-        elif not (heard.text.strip() or heard.files or _forwarded(heard)):
+            return
+        heard = self._questions.answered(heard, self._access.say)
+        if not (heard.text.strip() or heard.files or _forwarded(heard)):
             return  # a service message, such as someone joining
-        elif not self._access.may_talk(heard):
+        if not self._access.may_talk(heard):
             if heard.private or heard.addressed:
                 await self._tell(heard, self._access.refusal(heard))
         elif self._is_asked(heard):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -9,7 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from nanoloop.errors import NanoloopError
 from nanoloop.events import SenderRefused, announce
-from nanoloop.messages import Quote
+from nanoloop.messages import Choice, Quote
 from nanoloop.sentences import Say, in_english
 
 
@@ -145,11 +146,24 @@ class Text:
     """The text as the model wrote it, with Markdown; never empty."""
     formatted: str | None = None
     """The result of `rendered`, in the platform's own format; None to send plain text."""
+    choices: tuple[Choice, ...] = ()
+    """The answers to show as buttons below the message; a platform without buttons ignores them.
+
+    Pass a pressed button on as a `Heard` with its text, if `is_choice` accepts the text.
+    """
 
     @property
     def best(self) -> str:
         """The formatted text if there is one, otherwise the plain text."""
         return self.plain if self.formatted is None else self.formatted
+
+
+_CHOICE = re.compile(r"/(?:yes|no) [0-9]{1,9} [0-9a-f]{14}")
+
+
+def is_choice(text: object) -> bool:
+    """Return whether this has the form of a choice's text; clients can send any data."""
+    return isinstance(text, str) and _CHOICE.fullmatch(text) is not None
 
 
 @runtime_checkable

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from telegram import (
     Bot,
+    CallbackQuery,
     Chat,
     Message,
     MessageEntity,
@@ -20,15 +22,18 @@ from telegram import (
     User,
 )
 
-from nanoloop.channels.kit.platform import File, Heard
+from nanoloop.bounded import BoundedDict
+from nanoloop.channels.kit.platform import File, Heard, is_choice
 from nanoloop.channels.telegram.api import answered
 from nanoloop.files import load_file, save_json
 from nanoloop.messages import Quote, Speaker
 
-KINDS = ("message", "edited_message")
+KINDS = ("message", "edited_message", "callback_query")
 """The kinds of updates to request; Telegram does not report deleted messages to bots."""
 Read = Callable[[Any], Heard | None]
 """Reads an update; returns None if it is not for the bot."""
+_PRESS = "!"
+"""Between a message's id and the id of a query, in the id of a pressed button."""
 _NAMING: list[str | None] = [
     MessageEntity.MENTION,
     MessageEntity.TEXT_MENTION,
@@ -36,17 +41,36 @@ _NAMING: list[str | None] = [
 ]
 
 
+DOUBLE_SECONDS = 2.0
+"""A second press of the same button by the same person within this time is ignored."""
+PRESSES = 1000
+
+
 class Reader:
     """Reads updates for one bot."""
 
-    def __init__(self, bot: Bot, moves: Moves) -> None:
+    def __init__(
+        self,
+        bot: Bot,
+        moves: Moves,
+        *,
+        pressed: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`pressed` is called with the id of each pressed button's query."""
         self._bot = bot
         self._moves = moves
+        self._pressed = pressed
+        self._clock = clock
+        self._presses: BoundedDict[tuple[Any, ...], tuple[str, float]] = BoundedDict(PRESSES)
 
     def __call__(self, update: Any) -> Heard | None:
         """Read an update; never raises, because Telegram would resend an unreadable one forever."""
         try:
             known = Update.de_json(update, self._bot)
+            if known.callback_query is not None:
+                self._pressed(known.callback_query.id)
+                return self._chosen(known.callback_query)
             message = known.message or known.edited_message
             return None if message is None else self._heard(known, message)
         except (AttributeError, KeyError, TypeError, ValueError):
@@ -81,6 +105,42 @@ class Reader:
             time=message.date,
             **_sender(message),
         )
+
+    def _chosen(self, query: CallbackQuery) -> Heard | None:
+        """Read a pressed button as a message from the person who pressed it."""
+        message, data = query.message, query.data
+        if message is None or not is_choice(data):
+            return None
+        chat = message.chat.id
+        if self._is_double(query, chat, message.message_id):
+            return None
+        name = self._moves.message(chat, message.message_id)
+        thread = ""
+        if isinstance(message, Message) and message.is_topic_message:  # an old one doesn't say
+            thread = str(message.message_thread_id)
+        return Heard(
+            chat=self._moves.first(chat),
+            id=f"{name}{_PRESS}{query.id}",
+            sender=str(query.from_user.id),
+            name=query.from_user.full_name,
+            text=str(data),
+            private=message.chat.type == "private",
+            addressed=True,
+            thread=thread,
+            reply_to=name,
+            is_bot=query.from_user.is_bot,
+        )
+
+    def _is_double(self, query: CallbackQuery, *button: Any) -> bool:
+        """Return whether this is the second press of a double click; a redelivery is not."""
+        button = (*button, query.from_user.id, query.data)
+        first, pressed_at = self._presses.get(button, ("", -DOUBLE_SECONDS))
+        if query.id == first:
+            return False
+        if (now := self._clock()) - pressed_at < DOUBLE_SECONDS:
+            return True
+        self._presses[button] = (query.id, now)
+        return False
 
     def _quotes(self, message: Message, of: Message | None) -> Iterator[Quote]:
         """Yield the message itself if it is forwarded, and the text that it replies to."""
@@ -261,6 +321,6 @@ class Moves:
 
     def number(self, chat: str, message: str) -> int | None:
         """Return the number of a message in its chat, or None if the chat has moved since."""
-        of, _, number = message.rpartition(".")
+        of, _, number = message.partition(_PRESS)[0].rpartition(".")
         is_there = int(of) == self.now(chat) if of else int(chat) not in self._new
         return int(number) if is_there else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from telegram import (
     Bot,
+    InlineKeyboardButton,
+    InlineKeyboardMarkup,
     InputMediaAudio,
     InputMediaDocument,
     InputMediaPhoto,
@@ -20,7 +23,15 @@ from telegram import (
 from telegram.error import ChatMigrated
 
 from nanoloop.channels.kit.markdown import Markup, render, utf16
-from nanoloop.channels.kit.platform import Hear, Limits, MessageGone, Place, Text, Upload
+from nanoloop.channels.kit.platform import (
+    Hear,
+    Limits,
+    MessageGone,
+    Place,
+    Text,
+    Upload,
+    is_choice,
+)
 from nanoloop.channels.telegram.api import UNCHANGED, TelegramRequest, answered, explained
 from nanoloop.channels.telegram.hearing import Moves, Reader
 from nanoloop.channels.telegram.receiving import Polling
@@ -85,10 +96,21 @@ class TelegramPlatform:
             with explained():
                 await self._bot.initialize()
             self._moves.load()
-            await self._way.listen(self._bot, Reader(self._bot, self._moves), hear, connected)
+            async with anyio.create_task_group() as group:
+
+                def pressed(query: str) -> None:
+                    group.start_soon(self._end_press, query, name="telegram press")
+
+                reader = Reader(self._bot, self._moves, pressed=pressed)
+                await self._way.listen(self._bot, reader, hear, connected)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._bot.shutdown()
+
+    async def _end_press(self, query: str) -> None:
+        """Stop the waiting sign on a pressed button."""
+        with suppress(Exception), answered():  # only a courtesy, which may come too late
+            await self._bot.answer_callback_query(query)
 
     async def post(self, place: Place, text: Text, *, reply_to: str | None, id: str) -> str:  # noqa: A002, ARG002 - the seam's name; Telegram knows no such
         """Post a message."""
@@ -97,6 +119,7 @@ class TelegramPlatform:
             text=text.best,
             parse_mode=_mode(text),
             link_preview_options=_NO_PREVIEW,
+            reply_markup=_keyboard(text),
         )
         return await self._send(place, reply_to, send)
 
@@ -113,6 +136,7 @@ class TelegramPlatform:
                     number,
                     parse_mode=_mode(text),
                     link_preview_options=_NO_PREVIEW,
+                    reply_markup=_keyboard(text),
                 )
         except ChatMigrated as moved:
             self._moves.learn(int(place.chat), moved.new_chat_id)
@@ -223,6 +247,17 @@ def _caption(file: Upload) -> dict[str, Any]:
     if file.caption is None:
         return {}
     return {"caption": file.caption.best, "parse_mode": _mode(file.caption)}
+
+
+def _keyboard(text: Text) -> InlineKeyboardMarkup | None:
+    """Return the buttons below a message, two in each row."""
+    buttons = [
+        InlineKeyboardButton(choice.label, callback_data=choice.text)
+        for choice in text.choices
+        if is_choice(choice.text)
+    ]
+    rows = [buttons[at : at + 2] for at in range(0, len(buttons), 2)]
+    return InlineKeyboardMarkup(rows) if rows else None
 
 
 def _thread(place: Place) -> int | None:

@@ -8,7 +8,7 @@ class TestMyPlatform(ChannelSuite):
 
 from nanoloop.testing.channels.fake import FakeChats, FakePlatform
 from nanoloop.testing.channels.stage import Bot, Stage, VisibleMessage, comes_to, open_to_all
-from nanoloop.testing.channels.suite import ComingIn, GoingOut, StayingUp, WhoMayTalk
+from nanoloop.testing.channels.suite import Approving, ComingIn, GoingOut, StayingUp, WhoMayTalk
 from nanoloop.testing.channels.traffic import TrafficRecord, day
 
 __all__ = [
@@ -25,5 +25,5 @@ __all__ = [
 ]
 
 
-class ChannelSuite(ComingIn, GoingOut, WhoMayTalk, StayingUp):
+class ChannelSuite(ComingIn, GoingOut, WhoMayTalk, StayingUp, Approving):
     """The whole suite; tests that need a skill which the stage lacks are skipped."""

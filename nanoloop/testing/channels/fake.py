@@ -24,7 +24,7 @@ from nanoloop.channels.kit.platform import (
     Upload,
 )
 from nanoloop.errors import SendLater
-from nanoloop.messages import Quote, Speaker
+from nanoloop.messages import Choice, Quote, Speaker
 from nanoloop.testing.channels.stage import Skill, VisibleMessage
 
 
@@ -84,6 +84,8 @@ class Message:
     versions: int = 1
     """How many times the message was posted or edited."""
     formatted: bool = False
+    choices: tuple[Choice, ...] = ()
+    """The buttons below the message."""
 
 
 @dataclass(slots=True)
@@ -271,7 +273,7 @@ class FakeChats:
         """Show a message from the bot."""
         await self._fail_first(text)
         known = self._by_id.get(name) if self._knows_ids else None
-        message = known or self._show(str(place), BOT, text.best, reply_to).id
+        message = known or self._show(str(place), BOT, text.best, reply_to, text.choices).id
         self._by_id[name] = message
         self._fail_then()
         return message
@@ -287,6 +289,7 @@ class FakeChats:
             text=text.best,
             versions=chat[message].versions + 1,
             formatted=text.formatted is not None,
+            choices=text.choices,
         )
         self._fail_then()
 
@@ -318,9 +321,16 @@ class FakeChats:
 
     # Internals
 
-    def _show(self, chat: str, sender: str, text: str, reply_to: str | None) -> Message:
+    def _show(
+        self,
+        chat: str,
+        sender: str,
+        text: str,
+        reply_to: str | None,
+        choices: tuple[Choice, ...] = (),
+    ) -> Message:
         name = f"m{next(self._numbers)}"
-        message = Message(id=name, sender=sender, text=text, reply_to=reply_to)
+        message = Message(id=name, sender=sender, text=text, reply_to=reply_to, choices=choices)
         self._chats[chat][name] = message
         return message
 

@@ -35,6 +35,7 @@ Skill = Literal[
     "limit",
     "lose",
     "repeat",
+    "replies",
     "threads",
     "token",
     "typing",
@@ -203,6 +204,7 @@ class Bot:
         folder: Path,
         *,
         provider: Provider | None = None,
+        agent: Agent | None = None,
         rules: PlatformSettings | None = None,
         attachments: Attachments | None = None,
         transcriber: Transcriber | None = None,
@@ -223,7 +225,7 @@ class Bot:
         self._store = SqliteStore(folder / "bot.sqlite", durability="flush")
         self.loop = AgentLoop(
             provider=self.provider,
-            agent=Agent(),
+            agent=agent or Agent(),
             store=self._store,
             bus=InProcessBus(sleep=sleep),
         )

@@ -10,11 +10,12 @@ from typing import Any
 
 import anyio
 
+from nanoloop.agents import Agent
 from nanoloop.channels.kit.access import Pairing
 from nanoloop.errors import ProviderError
 from nanoloop.events import ChannelRefused
-from nanoloop.protocols import OnText, Reply
-from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.protocols import OnText, Reply, ToolCall
+from nanoloop.providers.scripted import Line, ScriptedProvider
 from nanoloop.sentences import ENGLISH
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.testing.channels.stage import (
@@ -28,6 +29,7 @@ from nanoloop.testing.channels.stage import (
     open_to_all,
     says,
 )
+from nanoloop.tools.function import tool
 
 
 class ComingIn:
@@ -343,6 +345,121 @@ class GoingOut:
 async def bots(stage: Stage, chat: str) -> Sequence[VisibleMessage]:
     """Return the bot's messages in a chat."""
     return [shown for shown in await stage.shown(chat) if shown.is_bots]
+
+
+PAID, OTHERWISE = "It is paid.", "I hear you."
+
+
+class Till:
+    """A tool that asks before it pays."""
+
+    def __init__(self) -> None:
+        self.paid = 0
+
+        @tool(approve="always")
+        async def pay(to: str) -> str:
+            """Pay somebody."""
+            self.paid += 1
+            return f"paid {to}"
+
+        self._tool = pay
+
+    def bot(self, stage: Stage, folder: Path, *lines: Line) -> Bot:
+        """Return a bot with this tool, whose model says these lines first."""
+        provider = ScriptedProvider(lines, otherwise=OTHERWISE)
+        return Bot(stage.platform(), folder, provider=provider, agent=Agent(tools=[self._tool]))
+
+
+def asks() -> Reply:
+    """Return a model's reply that calls the tool."""
+    return Reply(tool_calls=(ToolCall(id="c", name="pay", arguments='{"to": "Eve"}'),))
+
+
+class Approving:
+    """The part of the suite about approvals: commands and replies answer, and nothing else."""
+
+    async def test_a_question_is_answered_by_a_command(self, stage: Stage, tmp_path: Path) -> None:
+        """The call runs once, on the first yes."""
+        chat, ann = (await stage.people(1))[0]
+        till = Till()
+        async with till.bot(stage, tmp_path, asks(), PAID):
+            await stage.say(chat, "Pay!", sender=ann)
+            await said(stage, chat, 1)
+            await stage.say(chat, "/yes 1", sender=ann)
+            await said(stage, chat, 2)
+            await stage.say(chat, "/yes 1", sender=ann)
+            shown = await said(stage, chat, 3)
+        check(shown[1].text == PAID, f"the bot said {shown[1].text!r}")
+        check("already" in shown[2].text, f"the bot said {shown[2].text!r}")
+        check(till.paid == 1, f"it was paid {till.paid} times")
+
+    async def test_a_reply_of_one_word_answers_a_question(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """The word is one for yes, in whatever case."""
+        needs(stage, "replies")
+        chat, ann = (await stage.people(1))[0]
+        till = Till()
+        async with till.bot(stage, tmp_path, asks(), PAID):
+            await stage.say(chat, "Pay!", sender=ann)
+            question = (await said(stage, chat, 1))[0]
+            await stage.say(chat, "Okay.", sender=ann, reply_to=question.id)
+            shown = await said(stage, chat, 2)
+        check(shown[1].text == PAID, f"the bot said {shown[1].text!r}")
+
+    async def test_a_reply_answers_after_a_restart(self, stage: Stage, tmp_path: Path) -> None:
+        """Which message was the question is stored."""
+        needs(stage, "replies")
+        chat, ann = (await stage.people(1))[0]
+        till = Till()
+        async with till.bot(stage, tmp_path, asks()):
+            await stage.say(chat, "Pay!", sender=ann)
+            question = (await said(stage, chat, 1))[0]
+        async with till.bot(stage, tmp_path, "Then not."):
+            await stage.say(chat, "no", sender=ann, reply_to=question.id)
+            shown = await said(stage, chat, 2)
+        check((shown[1].text, till.paid) == ("Then not.", 0), f"the bot said {shown[1].text!r}")
+
+    async def test_no_other_word_answers_a_question(self, stage: Stage, tmp_path: Path) -> None:
+        """Not a word without a reply, a reply to another message, or a quoted question."""
+        needs(stage, "replies")
+        chat, ann = (await stage.people(1))[0]
+        till = Till()
+        async with till.bot(stage, tmp_path, asks()):
+            await stage.say(chat, "Pay!", sender=ann)
+            question = (await said(stage, chat, 1))[0]
+            copy = await stage.say(chat, question.text, sender=ann)
+            await said(stage, chat, 2)
+            await stage.say(chat, "yes", sender=ann)
+            await stage.say(chat, "yes", sender=ann, reply_to=copy)
+            await stage.say(chat, f"> {question.text}\n\nyes", sender=ann, reply_to=copy)
+            await stage.say(chat, "yes, but why?", sender=ann, reply_to=question.id)
+            shown = await said(stage, chat, 6)
+        check({one.text for one in shown[1:]} == {OTHERWISE}, f"the bot said {shown[1:]}")
+        check(till.paid == 0, f"it was paid {till.paid} times")
+
+    async def test_in_a_group_only_the_person_who_asked_answers(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """Somebody else is told so."""
+        needs(stage, "group", "replies")
+        (_, ann), (_, bob) = await stage.people(2)
+        group, till = stage.group, Till()
+        async with till.bot(stage, tmp_path, asks(), PAID):
+            await stage.say(group, stage.naming("Pay!"), sender=ann)
+            question = (await said(stage, group, 1))[0]
+            await stage.say(group, "yes", sender=bob, reply_to=question.id)
+            refusal = (await said(stage, group, 2))[1]
+            check("Only the person" in refusal.text, f"Bob was told {refusal.text!r}")
+            await stage.say(group, "yes", sender=ann, reply_to=question.id)
+            shown = await said(stage, group, 3)
+        check(shown[2].text == PAID, f"the bot said {shown[2].text!r}")
+        check(till.paid == 1, f"it was paid {till.paid} times")
+
+
+async def said(stage: Stage, chat: str, count: int) -> Sequence[VisibleMessage]:
+    """Wait until a chat shows this many of the bot's messages, and return them."""
+    return await comes_to(partial(bots, stage, chat), lambda shown: len(shown) == count)
 
 
 class StayingUp:
