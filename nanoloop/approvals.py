@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from nanoloop.events import about, announce
 from nanoloop.intake import RANK, user_entry
 from nanoloop.messages import Inbound
 from nanoloop.sentences import Say
@@ -28,6 +29,7 @@ from nanoloop.session.entry import ERASED, Entry
 from nanoloop.session.queue import without
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
+from nanoloop.tools.approval import ApprovalAnswered
 from nanoloop.tools.questions import DECLINE, accepted, fields_text
 
 if TYPE_CHECKING:
@@ -119,12 +121,7 @@ class ApprovalCommands:
         approval = _chosen(session, answer, say)
         if isinstance(approval, str):
             return approval
-        between = {"after": approval.question - 1, "upto": approval.question}
-        asked = await self._sessions.store.entries(session.id, **between)
-        between = {"after": approval.seq - 1, "upto": approval.seq}
-        calls = await self._sessions.store.entries(session.id, **between)
-        is_erased = not asked or asked[0].type == ERASED
-        call = None if is_erased else call_in(calls, approval)
+        call = await self._call_of(session, approval)
         permission = None if call is None else self._permission(session, answer, approval, call)
         if answer.word == "always" and permission is None and call is not None:
             names = ", ".join(call.content.get("parameters") or ())
@@ -143,7 +140,22 @@ class ApprovalCommands:
             given=given,
         )
         void: str | None = await self._sessions.change(session, act)
+        with about(session_id=session.id):
+            announce(
+                ApprovalAnswered(
+                    word=answer.word, number=approval.number, tool=approval.tool, void=void or ""
+                )
+            )
         return say(f"void_{void}", number=approval.number) if void else ""
+
+    async def _call_of(self, session: Session, approval: Approval) -> Entry | None:
+        """Return the stored call, or None if it or the message that led to it was erased."""
+        store = self._sessions.store
+        asked = await store.entries(session.id, after=approval.question - 1, upto=approval.question)
+        if not asked or asked[0].type == ERASED:
+            return None
+        calls = await store.entries(session.id, after=approval.seq - 1, upto=approval.seq)
+        return call_in(calls, approval)
 
     async def _given(
         self, session: Session, answer: ApprovalAnswer, approval: Approval, say: Say

@@ -48,7 +48,7 @@ from nanoloop.session.queue import STEERS, heard_by, said_first
 from nanoloop.session.session import Session
 from nanoloop.session.speech import FILES
 from nanoloop.sessions import Sessions, give_way
-from nanoloop.tools.approval import choices_in
+from nanoloop.tools.approval import announce_asked, choices_in
 from nanoloop.tools.call import Tell
 from nanoloop.tools.file_results import files_here, sent_with
 from nanoloop.tools.reading import AttachmentReader
@@ -241,6 +241,8 @@ class Exchange:
             if self._turn.tell_cut():
                 self.session.release()
             await self._send(answer.text, said, lapses)
+            if said.type == APPROVAL:
+                announce_asked(said)
             announce(self._receipt(answer))
             self._view.learn(answer.usage.tokens_in, steps=answer.steps)
             if self._turn.owes_resize:

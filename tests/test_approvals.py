@@ -10,12 +10,18 @@ import pytest
 
 from nanoloop import Agent, AgentLoop, Inbound, ScriptedProvider, tool
 from nanoloop.agents import AgentLimits
+from nanoloop.events import hearing
 from nanoloop.messages import Speaker
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.session.approvals import APPROVED
 from nanoloop.session.entry import TOOL_RESULT
 from nanoloop.stores.sqlite import SqliteStore
-from nanoloop.tools.approval import LONGEST_SHOWN, ApprovalRules
+from nanoloop.tools.approval import (
+    LONGEST_SHOWN,
+    ApprovalAnswered,
+    ApprovalAsked,
+    ApprovalRules,
+)
 from tests.test_loop import Chats
 
 ADA, BOB = Speaker(id="1", name="Ada"), Speaker(id="2", name="Ada")
@@ -189,6 +195,21 @@ async def test_where_nobody_can_be_asked_the_call_is_refused():
         "Error: not run: a person has to approve it first, and nobody can be asked here"
     )
     assert till.paid == []
+
+
+async def test_the_log_tells_what_was_asked_and_answered_without_the_arguments():
+    till, heard = Till(), []
+    with hearing(heard.append):
+        async with chatting(asks(call(to="Ada")), "paid", tools=[till.tool]) as c:
+            await c.say("Pay!")
+            await c.say("/yes 1", by=BOB)
+            await c.say("/yes 1")
+    told = [e for e in heard if isinstance(e, ApprovalAsked | ApprovalAnswered)]
+    assert [(type(e).__name__, e.tool, getattr(e, "void", "")) for e in told] == [
+        ("ApprovalAsked", "pay", ""),
+        ("ApprovalAnswered", "pay", "others"),
+        ("ApprovalAnswered", "pay", ""),
+    ]
 
 
 # Who may answer, and when

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from hashlib import sha256
 from typing import Any
 
+from nanoloop.events import Event, announce
 from nanoloop.messages import Choice
 from nanoloop.protocols import Approve, Tool, approve_of, effect_of
 from nanoloop.sentences import Say
@@ -23,6 +24,32 @@ LONGEST_SHOWN = 1_500
 """How many characters of arguments fit into a question; calls with longer arguments are refused."""
 DAY_SECONDS = 86_400.0
 _STRICTNESS: Sequence[Approve] = ("never", "writes", "always")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalAsked(Event):
+    """A chat was asked whether a tool call may run, or what the call's tool wants to know."""
+
+    number: int
+    tool: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalAnswered(Event):
+    """A person answered a question about a tool call."""
+
+    word: str
+    """The command: yes, no, always or answer."""
+    number: int
+    tool: str
+    void: str = ""
+    """Why the answer does not count; empty if it does."""
+
+
+def announce_asked(entry: Entry) -> None:
+    """Announce each question in this log entry."""
+    for ask in entry.content.get("asks") or ():
+        announce(ApprovalAsked(number=ask["number"], tool=str(ask.get("tool"))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +137,12 @@ def question_entry(approvals: Sequence[Approval]) -> Entry:
     asks = [
         {
             "number": each.number,
+            "tool": each.tool,
             "code": each.code,
             "seq": each.seq,
             "who": each.who,
             "seconds": each.expires_at - each.asked_at,
-            **({"form": each.form, "tool": each.tool} if each.form else {}),
+            **({"form": each.form} if each.form else {}),
         }
         for each in approvals
     ]
