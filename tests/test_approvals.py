@@ -212,6 +212,28 @@ async def test_the_log_tells_what_was_asked_and_answered_without_the_arguments()
     ]
 
 
+async def test_a_stopped_turn_leaves_no_question_that_nobody_was_asked():
+    till, started = Till(), anyio.Event()
+
+    @tool(effect="reads")
+    async def stuck() -> str:
+        """Never end."""
+        started.set()
+        await anyio.sleep_forever()
+
+    both = asks(call(to="Ada"), call("stuck", "c2"))
+    async with chatting(both, "Hm.", tools=[till.tool, stuck]) as c:
+        async with anyio.create_task_group() as group:
+            group.start_soon(c.say, "Pay!")
+            await started.wait()
+            await c.loop.bus.put(Inbound(channel="test", chat="a", text="/stop", speaker=ADA))
+            await c.channel.until("a", 2)  # twice: by the turn, and by the command
+        assert await c.say("/yes") == "Nothing is waiting for an answer here."
+        assert await c.say("And?") == "Hm."
+        assert c.told[0] == "Error: not run: it was stopped before it started"
+    assert till.paid == []
+
+
 # Who may answer, and when
 
 

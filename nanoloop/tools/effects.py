@@ -353,12 +353,18 @@ def close_calls(
             session.add_entry(
                 Entry.tool_result(name, None, why, call_id=call.call_id, metadata=unknown)
             )
-    for approval in session.approvals.open if but is None else ():
+    if but is None:
+        _close_approvals(session, why)
+
+
+def _close_approvals(session: Session, why: str) -> None:
+    """Close the approvals that a turn leaves behind when it ends without an answer."""
+    for approval in session.approvals.open:
         if approval.state == "started":
             session.add_entry(approvals.result_of(approval, why, **{UNKNOWN: True}))
             approvals.close(session, approval.number, "stopped")
-    if but is None:
-        approvals.withdraw(session, "stopped", lambda each: each.state == "given")
+    # A question that the chat was never asked must not be answered by chance.
+    approvals.withdraw(session, "stopped", lambda each: each.state == "given" or not each.is_told)
 
 
 def _waiting(call: Entry) -> Entry:
