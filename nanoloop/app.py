@@ -29,6 +29,7 @@ from nanoloop.parts import (
     make_installation,
     make_loop,
     make_provider,
+    make_sampling,
     make_servers,
     make_store,
     renew_agents,
@@ -119,6 +120,7 @@ class App:
         )
         app.former_files = former_files(settings)
         servers.changed = partial(renew_agents, settings, loop, servers)
+        servers.sampling = make_sampling(settings, provider, servers)
         app.tool_servers = servers
         app.beside.append(servers.run)
         if isinstance(models, Models):

@@ -28,6 +28,7 @@ from nanoloop.pictures import Pictures
 from nanoloop.protocols import Approve, Channel, Provider, Seal, Store, Tool, in_background
 from nanoloop.providers.models import Models
 from nanoloop.providers.vendors import VENDORS
+from nanoloop.sampling import Sampling
 from nanoloop.sentences import Sentences
 from nanoloop.settings import AgentSettings, Approval, Settings
 from nanoloop.settings.problems import DEFAULT_AGENT, InvalidSettings, Problem, seconds_in
@@ -305,6 +306,15 @@ def function_of(settings: Settings, key: str) -> Callable[..., Any] | None:
 def make_servers(settings: Settings) -> ToolServers:
     """Create the tool servers, without starting them; same errors as `server_places`."""
     return ToolServers(server_places(settings), folder=settings.data, logins=make_logins(settings))
+
+
+def make_sampling(settings: Settings, provider: Provider, servers: ToolServers) -> Sampling:
+    """Create what asks the model for tool servers, each within its budget of today."""
+
+    def daily_tokens(server: str) -> int:  # as the settings are now, after a reload too
+        return next((each.place.sampling_tokens for each in servers if each.name == server), 0)
+
+    return Sampling(provider, folder=settings.data, daily_tokens=daily_tokens)
 
 
 def make_logins(settings: Settings) -> ServerLogins:

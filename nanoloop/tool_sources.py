@@ -138,6 +138,7 @@ def server_places(settings: Settings) -> list[ToolServerPlace]:
             env=own.env,
             tools=own.tools,
             timeout_seconds=own.timeout_seconds or settings.tools.timeout_seconds,
+            sampling_tokens=own.sampling_tokens,
         )
         for name, own in used.items()
     ]

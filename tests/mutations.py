@@ -252,7 +252,7 @@ MUTATIONS = (
     ),
     Mutation(
         promise="a message of a server without end is cut",
-        file="nanoloop/tools/mcp.py",
+        file="nanoloop/tools/transports.py",
         old="        if size > MOST_BYTES:\n            raise ServerGone",
         new="        if False:\n            raise ServerGone",
         test="tests/attack/test_a_tool_server.py -m slow -k without_end",

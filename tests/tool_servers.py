@@ -61,9 +61,10 @@ class Folder:
 
 
 @asynccontextmanager
-async def running(*places, data, wait=True):
+async def running(*places, data, wait=True, sampling=None):
     """These servers while they run, each connected or known not to be."""
     servers = ToolServers(places, folder=data)
+    servers.sampling = sampling
     async with anyio.create_task_group() as group:
         group.start_soon(servers.run)
         if wait:

@@ -145,6 +145,8 @@ class ToolServerSettings(Section):
     """Which of the server's tools to use: names or globs (`!` excludes); by default, all."""
     timeout_seconds: Seconds | None = Field(default=None, examples=[20])
     """How long the server may take to start or to answer; default: tools.timeout_seconds."""
+    sampling_tokens: Annotated[int, Field(ge=0), Unit("tokens")] = 0
+    """How many tokens of the model the server may use each day for its own questions."""
     approve: Approval | None = Field(default=None, examples=["writes"])
     """Which of the server's calls a person has to approve; by default, as tools.approve says."""
     enabled: bool = True

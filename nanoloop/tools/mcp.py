@@ -9,32 +9,25 @@ import base64
 import binascii
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from mimetypes import guess_extension, guess_type
-from shutil import which
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import anyio
 import httpx2
-from anyio.abc import ByteReceiveStream, Process
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from anyio.to_thread import run_sync
 from mcp import Client
 from mcp import types as wire
 from mcp.client.session import ClientRequestContext
-from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from mcp.types import methods
 from mcp.types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 from pydantic import ValidationError
 
-from nanoloop.addresses import trusted_certificates
-from nanoloop.children import NETWORK, child_environment, has_ended, how_it_ended, open_group
 from nanoloop.errors import (
     DISTRIBUTION,
     LoginFailed,
@@ -43,7 +36,6 @@ from nanoloop.errors import (
     SettingsError,
     ToolError,
 )
-from nanoloop.proxies import proxy_for
 from nanoloop.tools.file_results import FileResult
 from nanoloop.tools.listing import (
     ListedPrompt,
@@ -59,10 +51,9 @@ from nanoloop.tools.logins import ServerLogins, login_wanted
 from nanoloop.tools.oauth import Access
 from nanoloop.tools.prompts import PromptText
 from nanoloop.tools.questions import QuestionAsked, ToolQuestion, tool_question
-from nanoloop.tools.servers import ToolServerPlace
+from nanoloop.tools.servers import AskModel, ToolServerPlace
+from nanoloop.tools.transports import LAST_LINES, http_stream, program
 
-MOST_BYTES = 16_000_000
-"""The size of the largest message that a server may send."""
 MOST_PAGES = 50
 MOST_PROMPTS = 100
 MOST_TOOLS = 500
@@ -70,13 +61,10 @@ MOST_TOOLS = 500
 MOST_ROUNDS = 10
 """How often a server may want to be called again without asking anything."""
 ROUND_SECONDS = 0.05
-CONNECT_SECONDS = 10.0
 _OK_CODES = range(300)
 _REDIRECTS = range(300, 400)
-_LAST_LINES = 5
 _NAME_CHARS = 100
 """How much of an unusable tool's name is shown."""
-_LINE_CHARS = 300
 _GONE = "Session terminated"
 """The client's error message when a server no longer knows our session."""
 DECLINED = (
@@ -84,24 +72,27 @@ DECLINED = (
     "Nobody saw the question, and it was declined.]"
 )
 
-_Streams = tuple[
-    MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]
-]
-
 
 class ServerConnection:
     """A connection to a server. Calls may be made in any task."""
 
-    def __init__(self, place: ToolServerPlace, logins: ServerLogins | None = None) -> None:
+    def __init__(
+        self,
+        place: ToolServerPlace,
+        logins: ServerLogins | None = None,
+        sampling: AskModel | None = None,
+    ) -> None:
         self.heard = 0
         """How many messages the server has sent."""
         self.why_gone = ""
         """Why the connection can no longer be used; empty while it can be used."""
-        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         """The last lines that the server's program wrote to standard error, for the operator."""
         self.place = place
         self.access = Access(place, logins) if place.auth and logins is not None else None
         """Adds the server's token to requests; None without a login."""
+        self.sampling = sampling if place.sampling_tokens else None
+        """Asks the model for the server; None if the server may not."""
         self._client: Client | None = None
         self._asked = 0
         """How many questions the server had for the user."""
@@ -186,7 +177,7 @@ class ServerConnection:
         asked = self._asked
         try:
             client = await self._ready()
-            result = await _rounds(client, name, dict(arguments), dict(going_on or {}))
+            result = await self._rounds(client, name, dict(arguments), dict(going_on or {}))
         except MCPError as error:
             raise self._failed(error) from None
         except (ValidationError, RuntimeError) as error:
@@ -200,6 +191,60 @@ class ServerConnection:
         if result.is_error:
             raise ToolError(text or "the tool failed and said nothing")
         return [text, *files] if files else text
+
+    async def _rounds(
+        self, client: Client, name: str, arguments: dict[str, Any], more: dict[str, Any]
+    ) -> wire.CallToolResult:
+        """Call a tool until it has a result; raise `QuestionAsked` if it asks the person."""
+        for number in range(MOST_ROUNDS):
+            result = await _called(client, name, arguments, more)
+            if isinstance(result, wire.CallToolResult):
+                return result
+            if not isinstance(result, wire.InputRequiredResult):
+                break
+            more = {"request_state": result.request_state}
+            requests = result.input_requests or {}
+            if any(isinstance(asked, wire.ElicitRequest) for asked in requests.values()):
+                raise QuestionAsked(_question(requests, result.request_state))
+            if requests:
+                said = {each: await self._said_to(asked) for each, asked in requests.items()}
+                more["input_responses"] = said
+            else:  # it only wants to be asked again
+                await anyio.sleep(ROUND_SECONDS * (number + 1))
+        raise ToolError("the server did not come to a result")
+
+    async def _said_to(self, asked: object) -> wire.ListRootsResult | wire.CreateMessageResult:
+        """Answer a server's request that no person has to answer; raise `ToolError`."""
+        if isinstance(asked, wire.ListRootsRequest):
+            return wire.ListRootsResult(roots=[])
+        if isinstance(asked, wire.CreateMessageRequest):
+            return await self._sampled(asked.params)
+        raise ToolError("the server asks for something that nanoloop does not offer")
+
+    async def _sampled(self, params: wire.CreateMessageRequestParams) -> wire.CreateMessageResult:
+        """Ask the model for the server, with its own words only; raise `ToolError`."""
+        if self.sampling is None:
+            raise ToolError(
+                "the server wants to ask a model, which it may not: set sampling_tokens"
+            )
+        told = [{"role": each.role, "content": _only_text(each)} for each in params.messages]
+        head = [{"role": "system", "content": params.system_prompt}] if params.system_prompt else []
+        reply = await self.sampling(self.place.name, [*head, *told])
+        text = wire.TextContent(type="text", text=reply.text)
+        reason = "maxTokens" if reply.finish_reason == "length" else "endTurn"
+        return wire.CreateMessageResult(
+            role="assistant", content=text, model=reply.model or "unknown", stop_reason=reason
+        )
+
+    async def sample(
+        self, context: ClientRequestContext, params: wire.CreateMessageRequestParams
+    ) -> wire.CreateMessageResult | wire.ErrorData:
+        """Answer a server that asks the model while a call is running, as older protocols do."""
+        del context
+        try:
+            return await self._sampled(params)
+        except ToolError as error:
+            return wire.ErrorData(code=wire.INVALID_REQUEST, message=str(error))
 
     async def read(self, uri: str) -> Any:
         """Read one of the server's resources; raise the same errors as `call`."""
@@ -313,24 +358,6 @@ class ServerConnection:
             self.status = response.status_code
 
 
-async def _rounds(
-    client: Client, name: str, arguments: dict[str, Any], more: dict[str, Any]
-) -> wire.CallToolResult:
-    """Call a tool until it has a result; raise `QuestionAsked` if it asks the person."""
-    for number in range(MOST_ROUNDS):
-        result = await _called(client, name, arguments, more)
-        if isinstance(result, wire.CallToolResult):
-            return result
-        if not isinstance(result, wire.InputRequiredResult):
-            break
-        requests = result.input_requests or {}
-        if requests:
-            raise QuestionAsked(_question(requests, result.request_state))
-        more = {"request_state": result.request_state}  # it only wants to be asked again
-        await anyio.sleep(ROUND_SECONDS * (number + 1))
-    raise ToolError("the server did not come to a result")
-
-
 async def _called(
     client: Client, name: str, arguments: dict[str, Any], more: Mapping[str, Any]
 ) -> object:
@@ -361,6 +388,15 @@ def _question(requests: Mapping[str, Any], request_state: str | None) -> ToolQue
     return tool_question(message, schema.get("properties") or {}, schema.get("required"), state)
 
 
+def _only_text(message: wire.SamplingMessage) -> str:
+    """Return a message's text; raise `ToolError` if it has anything else."""
+    content = message.content if isinstance(message.content, list) else [message.content]
+    texts = [each.text for each in content if isinstance(each, wire.TextContent)]
+    if len(texts) < len(content):
+        raise ToolError("the server asks the model about more than text, which is not supported")
+    return "\n".join(texts)
+
+
 def going_on(state: Mapping[str, Any], answer: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what a call needs to go on with the person's answer."""
     said = wire.ElicitResult(action=answer["action"], content=answer.get("content"))
@@ -377,12 +413,13 @@ async def connected(connection: ServerConnection) -> AsyncIterator[None]:
     Any exception may be raised, even a group that contains cancellations; `why` explains it.
     """
     place = connection.place
-    transport = _program(place, connection) if place.command else _http(place, connection)
+    transport = program(place, connection) if place.command else http_stream(place, connection)
     client = Client(
         transport,
         cache=None,
         client_info=wire.Implementation(name="nanoloop", version=version(DISTRIBUTION)),
         elicitation_callback=connection.decline,
+        sampling_callback=connection.sample if connection.sampling else None,
         message_handler=connection.hear,
     )
     try:
@@ -438,174 +475,6 @@ def _each(error: BaseException) -> Iterator[BaseException]:
 
 
 # Transports
-
-
-@asynccontextmanager
-async def _program(
-    place: ToolServerPlace, connection: ServerConnection
-) -> AsyncGenerator[_Streams]:
-    """Run the server's program, and exchange lines with it."""
-    keeps = (*NETWORK, *place.env)
-    if which(place.command[0], path=child_environment(keeps).get("PATH")) is None:
-        raise ServerGone(
-            f"there is no program {place.command[0]}: install it, or write its whole path"
-        )
-    async with (
-        open_group(place.command, keeps=keeps) as process,
-        anyio.create_task_group() as group,
-    ):
-        incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-        write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-        group.start_soon(_read_lines, process, incoming, connection, name="read a program")
-        group.start_soon(_write_lines, process, outgoing, name="write to a program")
-        assert process.stderr is not None  # noqa: S101 - it is a pipe
-        group.start_soon(_keep_words, process.stderr, connection, name="last words")
-        try:
-            yield read, write
-        finally:
-            group.cancel_scope.cancel()
-            for stream in (read, write, incoming, outgoing):
-                stream.close()
-
-
-async def _read_lines(
-    process: Process,
-    incoming: MemoryObjectSendStream[SessionMessage | Exception],
-    connection: ServerConnection,
-) -> None:
-    assert process.stdout is not None  # noqa: S101 - it is a pipe
-    with incoming:
-        # The end is announced before `incoming` is closed, which is when the calls find out.
-        try:
-            async for line in _lines(process.stdout):
-                with suppress(ValueError):  # for example, a line of its log
-                    message = wire.jsonrpc_message_adapter.validate_json(line, by_name=False)
-                    await incoming.send(connection.sift(SessionMessage(message)))
-        except ServerGone as gone:
-            connection.end(str(gone))
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass  # it was us
-        else:
-            await has_ended(process)  # soon after its output ended
-            connection.end(f"its program {how_it_ended(process.returncode)}")
-
-
-async def _lines(stream: ByteReceiveStream) -> AsyncIterator[bytes]:
-    """Yield a stream's lines; raise `ServerGone` if a line is too long."""
-    pieces: list[bytes] = []
-    size = 0
-    async for chunk in stream:
-        first, *rest = chunk.split(b"\n")
-        pieces.append(first)
-        size += len(first)
-        for part in rest:
-            yield b"".join(pieces)
-            pieces, size = [part], len(part)
-        if size > MOST_BYTES:
-            raise ServerGone(f"it sends a message of more than {MOST_BYTES:,} bytes")
-
-
-async def _write_lines(
-    process: Process, outgoing: MemoryObjectReceiveStream[SessionMessage]
-) -> None:
-    assert process.stdin is not None  # noqa: S101 - it is a pipe
-    with outgoing:
-        async for message in outgoing:
-            line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-            # If the program has ended, its output shows that too, and then it is known how it
-            # ended.
-            with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                await process.stdin.send(f"{line}\n".encode())
-
-
-async def _keep_words(stream: ByteReceiveStream, connection: ServerConnection) -> None:
-    """Read what the program writes to standard error, and remember the last lines."""
-    rest = b""
-    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-        async for chunk in stream:
-            *lines, rest = (rest + chunk).split(b"\n")
-            rest = rest[:_LINE_CHARS]
-            for line in lines[-_LAST_LINES:]:
-                text = line.decode("utf-8", "replace").strip()
-                connection.last_lines += [text[:_LINE_CHARS]] if text else []
-
-
-@asynccontextmanager
-async def _http(place: ToolServerPlace, connection: ServerConnection) -> AsyncGenerator[_Streams]:
-    """Exchange messages with the server at its URL.
-
-    Redirects are followed only within the server's origin, so that headers go nowhere else.
-    """
-    is_plain = place.url.startswith("http:")
-    trusted: Any = True if is_plain else await run_sync(trusted_certificates)
-    proxied = httpx2.AsyncHTTPTransport(verify=trusted, proxy=proxy_for(place.url))
-    async with (
-        httpx2.AsyncClient(
-            transport=_Bounded(proxied),
-            headers={**place.headers, "Accept-Encoding": "identity"},
-            timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
-            auth=connection.access,
-            event_hooks={"response": [connection.note]},
-            trust_env=False,
-        ) as http,
-        streamable_http_client(place.url, http_client=http, max_sse_event_size=MOST_BYTES) as both,
-        anyio.create_task_group() as group,
-    ):
-        theirs, write = both
-        incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-
-        async def pass_on() -> None:
-            with incoming, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                async for message in theirs:
-                    is_fault = isinstance(message, Exception)
-                    await incoming.send(message if is_fault else connection.sift(message))  # type: ignore[arg-type]
-
-        group.start_soon(pass_on, name=f"messages of {place.name}")
-        try:
-            yield read, write  # type: ignore[misc] # a stream of the client's own, alike
-        finally:
-            group.cancel_scope.cancel()
-            read.close()
-            incoming.close()
-
-
-class _Bounded(httpx2.AsyncBaseTransport):
-    """Limits responses to `MOST_BYTES`, and rejects compressed ones, whose size has no limit."""
-
-    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
-        self._inner = inner
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = await self._inner.handle_async_request(request)
-        if response.headers.get("content-encoding", "identity") != "identity":
-            await response.aclose()
-            raise ServerGone("it compresses its answers, which was not requested")
-        if not response.headers.get("content-type", "").startswith("text/event-stream"):
-            # Each event has a limit, but the stream has no end.
-            response.stream = _Counted(response.stream)  # type: ignore[arg-type] # an async one
-        return response
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-class _Counted(httpx2.AsyncByteStream):
-    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
-        self._inner = inner
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
-        async for piece in self._inner:
-            size += len(piece)
-            if size > MOST_BYTES:
-                raise ServerGone(f"it sends a message of more than {MOST_BYTES:,} bytes")
-            yield piece
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-# Results
 
 
 def _broken(error: Exception) -> ToolError:

@@ -24,7 +24,7 @@ from nanoloop.errors import (
     ToolTimeout,
 )
 from nanoloop.events import Event, announce
-from nanoloop.protocols import Effect, ToolSpec
+from nanoloop.protocols import ChatMessage, Effect, Reply, ToolSpec
 from nanoloop.tools.listing import (
     Accepted,
     ListedPrompt,
@@ -40,6 +40,8 @@ from nanoloop.tools.toolbox import ToolSource, chosen
 if TYPE_CHECKING:
     from nanoloop.tools.mcp import ServerConnection
 
+AskModel = Callable[[str, Sequence[ChatMessage]], Awaitable[Reply]]
+"""Asks the model for the server with this name; raises `ToolError` if that is not possible."""
 READ_RESOURCE = "read_resource"
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 60.0
 USEFUL_SECONDS = 10.0
@@ -115,6 +117,8 @@ class ToolServerPlace:
     """Which of the server's tools to use: names and globs, as in an agent's list; None for all."""
     timeout_seconds: float = 60.0
     """How long the server may take to start, and to answer a call."""
+    sampling_tokens: int = 0
+    """How many tokens of the model the server may use each day."""
 
 
 # Tools of a server
@@ -200,6 +204,7 @@ class ToolServer:
         *,
         logins: ServerLogins | None = None,
         changed: Callable[[], object],
+        sampling: Callable[[], AskModel | None] = lambda: None,
     ) -> None:
         """Create the server; `changed` is called when its tools have changed."""
         self.place = place
@@ -220,6 +225,7 @@ class ToolServer:
         self._is_unwanted = False
         self._accepted = accepted
         self._logins = logins
+        self._sampling = sampling
         self._changed = changed
         self._connection: ServerConnection | None = None
         self._offered = Listing()
@@ -360,7 +366,7 @@ class ToolServer:
             mcp: Any = await run_sync(import_module, "nanoloop.tools.mcp")
         except Exception as error:  # noqa: BLE001 - whatever a package does when it is loaded
             return f"the mcp package can't be loaded ({type(error).__name__})"
-        connection = mcp.ServerConnection(self.place, self._logins)
+        connection = mcp.ServerConnection(self.place, self._logins, self._sampling())
         try:
             with anyio.fail_after(self.place.timeout_seconds) as limit:
                 async with mcp.connected(connection):
@@ -489,6 +495,8 @@ class ToolServers:
         self._news = anyio.Event()
         self.changed: Callable[[], object] = lambda: None
         """Called when a server's tools have changed."""
+        self.sampling: AskModel | None = None
+        """Asks the model for a server; None if no server may do that."""
         self.set_places(places)
 
     def __iter__(self) -> Iterator[ToolServer]:
@@ -507,13 +515,22 @@ class ToolServers:
             for each in self
         ]
 
+    def _made(self, place: ToolServerPlace) -> ToolServer:
+        return ToolServer(
+            place,
+            self._accepted,
+            logins=self._logins,
+            changed=self._tell,
+            sampling=lambda: self.sampling,
+        )
+
     def set_places(self, places: Sequence[ToolServerPlace]) -> None:
         """Use these servers from now on; a server whose place is unchanged keeps its connection."""
         before = self._by_name
         self._by_name = {
             place.name: before[place.name]
             if place.name in before and before[place.name].place == place
-            else ToolServer(place, self._accepted, logins=self._logins, changed=self._tell)
+            else self._made(place)
             for place in places
         }
         for server in before.values():

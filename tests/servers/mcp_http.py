@@ -77,6 +77,17 @@ async def book(table: int, context: Context) -> str | wire.InputRequiredResult:
     return f"booked {line}"
 
 
+@server.tool(annotations=READS)
+async def rhyme(word: str, context: Context) -> str | wire.InputRequiredResult:
+    """Ask the model for a rhyme."""
+    if context.input_responses:
+        return context.input_responses["rhyme"].content.text
+    said = wire.SamplingMessage(role="user", content=wire.TextContent(type="text", text=word))
+    asked = wire.CreateMessageRequestParams(messages=[said], max_tokens=9, system_prompt="Rhyme!")
+    requests = {"rhyme": wire.CreateMessageRequest(params=asked)}
+    return wire.InputRequiredResult(input_requests=requests, request_state=word)
+
+
 @server.tool()
 async def grow(context: Context) -> str:
     """Have one more tool."""
