@@ -12,8 +12,8 @@ from nanoloop.events import FailureTold, about, announce
 from nanoloop.intake import inbound_of
 from nanoloop.messages import Attachment, Inbound, Outbound
 from nanoloop.nodes import Nodes
-from nanoloop.protocols import Bus
-from nanoloop.sentences import Apology, Sentences
+from nanoloop.protocols import Bus, Store
+from nanoloop.sentences import Apology, Say, Sentences
 from nanoloop.session.approvals import APPROVAL
 from nanoloop.session.entry import SCHEME, TOOL_CALL, Entry, named_files, without_files
 from nanoloop.session.queue import is_asked
@@ -218,22 +218,25 @@ async def send_owed(
     if question is None or answer is None:
         return
     speaking = sentences(question)
-    text = await _text_of(answer, sessions, session.id, speaking)
+    text = await text_of(answer, sessions.store, session.id, speaking.text)
     said = named(reply_to(question, text, "answer", session.id), answer)
     said = replace(said, choices=choices_in(answer, speaking.text))
     whole = await with_files(said, answer, sessions.attachments, speaking)
     await send_answer(whole, bus=bus, sessions=sessions, session=session, seq=seq, claim=claim)
 
 
-async def _text_of(answer: Entry, sessions: Sessions, session_id: str, sentences: Sentences) -> str:
+async def text_of(answer: Entry, store: Store, session_id: str, say: Say) -> str:
     """Return an answer's text, or the question that it asks about tool calls."""
     if answer.type != APPROVAL:
         return str(answer.content["text"])
-    seqs = [ask["seq"] for ask in answer.content["asks"]]
-    between = {"after": min(seqs) - 1, "upto": max(seqs)}
-    entries = await sessions.store.entries(session_id, **between)
-    calls = {entry.seq: entry for entry in entries if entry.type == TOOL_CALL}
-    return question_text(answer, calls, sentences.text)
+    return question_text(answer, await calls_asked(answer, store, session_id), say)
+
+
+async def calls_asked(question: Entry, store: Store, session_id: str) -> dict[int, Entry]:
+    """Return the calls that a question asks about, by number in the log, without erased ones."""
+    seqs = [ask["seq"] for ask in question.content["asks"]]
+    entries = await store.entries(session_id, after=min(seqs) - 1, upto=max(seqs))
+    return {entry.seq: entry for entry in entries if entry.type == TOOL_CALL}
 
 
 async def _owed(
