@@ -12,8 +12,8 @@ from nanoloop.events import FailureTold, about, announce
 from nanoloop.intake import inbound_of
 from nanoloop.messages import Attachment, Inbound, Outbound
 from nanoloop.nodes import Nodes
-from nanoloop.protocols import Bus
-from nanoloop.sentences import Apology, Sentences
+from nanoloop.protocols import Bus, Store
+from nanoloop.sentences import Apology, Say, Sentences
 from nanoloop.session.approvals import APPROVAL
 from nanoloop.session.entry import SCHEME, TOOL_CALL, Entry, named_files, without_files
 from nanoloop.session.queue import is_asked
@@ -223,22 +223,25 @@ async def send_owed(
     if question is None or answer is None:
         return
     speaking = sentences(question)
-    text = await _text_of(answer, sessions, session.id, speaking)
+    text = await text_of(answer, sessions.store, session.id, speaking.text)
     said = reply_to(question, text, "answer", session.id, said=answer)
     said = replace(said, choices=choices_in(answer, speaking.text))
     whole = await with_files(said, answer, sessions.attachments, speaking)
     await send_answer(whole, bus=bus, sessions=sessions, session=session, seq=seq, claim=claim)
 
 
-async def _text_of(answer: Entry, sessions: Sessions, session_id: str, sentences: Sentences) -> str:
+async def text_of(answer: Entry, store: Store, session_id: str, say: Say) -> str:
     """Return an answer's text, or its question about tool calls."""
     if answer.type != APPROVAL:
         return str(answer.content["text"])
-    seqs = shown_seqs(answer)
-    between = {"after": min(seqs) - 1, "upto": max(seqs)}
-    entries = await sessions.store.entries(session_id, **between)
-    shown = {entry.seq: entry for entry in entries if entry.type in {TOOL_CALL, APPROVAL}}
-    return question_text(answer, shown, sentences.text)
+    return question_text(answer, await shown_in(answer, store, session_id), say)
+
+
+async def shown_in(question: Entry, store: Store, session_id: str) -> dict[int, Entry]:
+    """Return the calls and forms that a question shows, by number, without erased ones."""
+    seqs = shown_seqs(question)
+    entries = await store.entries(session_id, after=min(seqs) - 1, upto=max(seqs))
+    return {entry.seq: entry for entry in entries if entry.type in {TOOL_CALL, APPROVAL}}
 
 
 async def _owed(

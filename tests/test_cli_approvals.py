@@ -6,6 +6,8 @@ import pytest
 
 from nanoloop.cli import Exit, main
 from nanoloop.stores.sqlite import SqliteStore
+from tests.openai_server import Answer, OpenAIServer
+from tests.stages.command_line import UNSEEN, CommandLine, Terminal, ended
 from tests.test_approvals import Till, asks, call, chatting
 
 
@@ -65,3 +67,38 @@ async def test_a_no_reaches_the_model_with_its_reason(waiting):
 async def test_a_number_that_does_not_wait_is_refused_with_those_that_do(waiting, capsys):
     assert await in_thread("yes", "test:a", "7") == Exit.NOT_FOUND
     assert "no call 7 waits in test:a" in capsys.readouterr().err
+
+
+TILL = '''
+async def pay(to: str, reason: str = "") -> str:
+    """Pay."""
+    with open("paid", "a") as file:
+        file.write(to)
+    return "paid"
+'''
+SETTINGS = '[tools]\napprove = "always"\n[tools.functions]\npay = "till:pay"\n'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [40, 90])
+async def test_a_terminal_of_any_width_shows_all_of_a_question(tmp_path, columns):
+    given = {"to": "Ada", "reason": "x" * 70 + " and a few more words for a narrow screen"}
+    call = ("c1", "pay", json.dumps(given))
+    async with OpenAIServer(Answer(text="", tool_calls=(call,)), otherwise="Done.") as server:
+        line = CommandLine(tmp_path, server.url)
+        (line.data / "tools").mkdir(parents=True)
+        (line.data / "tools" / "till.py").write_text(TILL)
+        (tmp_path / "given.toml").write_text(SETTINGS)
+        with Terminal(columns=columns) as terminal:
+            words = ("chat", "--config", str(tmp_path / "given.toml"))
+            async with line.started(*words, terminal=terminal) as process:
+                await terminal.shows("/help")
+                terminal.type("Pay!\r")
+                await terminal.shows("May I call pay? (number 1)")
+                shown = UNSEEN.sub("", await terminal.shows("Answer /yes 1 or /no 1"))
+                assert shown == UNSEEN.sub("", json.dumps(given))
+                terminal.type("/yes\r")
+                await terminal.shows("Done.")
+                terminal.type("\x04")
+                await ended(process)
+    assert (tmp_path / "paid").read_text() == "Ada"

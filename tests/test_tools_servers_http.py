@@ -198,9 +198,9 @@ async def test_an_answer_that_was_compressed_is_not_read(data):
 
 
 async def test_an_answer_without_end_is_cut(data, monkeypatch):
-    from nanoloop.tools import mcp  # noqa: PLC0415 - as the servers do
+    from nanoloop.tools import transports  # noqa: PLC0415 - as the servers do
 
-    monkeypatch.setattr(mcp, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(transports, "MOST_BYTES", 10_000)
     much = lambda handler, _: send(handler, 200, b"x" * 10_001, content_type="application/json")  # noqa: E731 - short
     assert await reason_for(much, data) == "it sends a message of more than 10,000 bytes"
 

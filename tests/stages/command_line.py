@@ -107,9 +107,10 @@ async def line_with(stream, word):
 class Terminal:
     """A terminal for a process: what it shows, and keys."""
 
-    def __init__(self):
+    def __init__(self, *, columns=90):
         self._master, self.slave = os.openpty()
-        subprocess.run(["stty", "rows", "24", "cols", "90"], stdin=self.slave, check=True)
+        size = ["rows", "24", "cols", str(columns)]
+        subprocess.run(["stty", *size], stdin=self.slave, check=True)
         self.seen = ""
         self.stillness = 0.0
         """The longest time, while a person waited for it, in which nothing new was to be seen."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
 from typing import Annotated, Any
 from uuid import uuid4
 
@@ -17,7 +18,8 @@ from nanoloop.channels.web.conversations import SESSION
 from nanoloop.channels.web.feed import shown_attachment
 from nanoloop.channels.web.names import ENTRIES_READ, OTHER_BODY, MessageName
 from nanoloop.messages import Attachment, Inbound, Outcome, Quote, Rank
-from nanoloop.protocols import Store
+from nanoloop.sending import shown_in
+from nanoloop.session.approvals import APPROVAL
 from nanoloop.session.entry import (
     MESSAGE,
     SCHEME,
@@ -37,6 +39,7 @@ from nanoloop.session.queue import (
 from nanoloop.session.session import Session
 from nanoloop.session.speech import name_of, quotes_of, typed
 from nanoloop.sessions import check_undo
+from nanoloop.tools.approval import choices_in, question_text
 
 CHANNEL = "web"
 MessageId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
@@ -288,27 +291,60 @@ async def messages(call: ApiCall, asked: MessagesQuery) -> Response:
     sessions = call.backend.parts.sessions
     session = await sessions.fresh(call.session_id)
     upto = session.last_seq if asked.before is None else min(asked.before - 1, session.last_seq)
-    found = await _newest(sessions.store, session.id, upto=upto, count=asked.limit + 1)
+    found = await _newest(call.backend, session, upto=upto, count=asked.limit + 1)
     page = found[-asked.limit :]
     before = page[0]["seq"] if len(found) > len(page) else None
     return JSONResponse({"messages": page, "before": before})
 
 
-async def _newest(store: Store, session_id: str, *, upto: int, count: int) -> list[dict[str, Any]]:
+async def _newest(
+    backend: Backend, session: Session, *, upto: int, count: int
+) -> list[dict[str, Any]]:
     """Return at least this many of the newest messages up to a number, or all if fewer exist."""
     found: list[dict[str, Any]] = []
     while len(found) < count and upto > 0:
         after = max(0, upto - ENTRIES_READ)
-        entries = await store.entries(session_id, after=after, upto=upto)
-        found[:0] = [shown for entry in entries if (shown := shown_entry(entry)) is not None]
+        entries = await backend.parts.sessions.store.entries(session.id, after=after, upto=upto)
+        shown = [(entry, shown_entry(entry)) for entry in entries]
+        found[:0] = [
+            told | await _question(backend, session, entry) if entry.type == APPROVAL else told
+            for entry, told in shown
+            if told is not None
+        ]
         upto = after
     return found
+
+
+async def _question(backend: Backend, session: Session, entry: Entry) -> dict[str, Any]:
+    """Return what a question about tool calls asks, and the choices that are still open."""
+    sentences = backend.parts.sentences.speaking(backend.parts.language)
+    shown = await shown_in(entry, backend.parts.sessions.store, session.id)
+    asks = [_asked(session, ask, shown.get(ask["seq"])) for ask in entry.content["asks"]]
+    waiting = {str(ask["number"]) for ask in asks if ask["state"] == "asked"}
+    choices = choices_in(entry, sentences.text)
+    return {
+        "text": question_text(entry, shown, sentences.text),
+        "asks": asks,
+        "choices": [asdict(each) for each in choices if each.text.split()[1] in waiting],
+    }
+
+
+def _asked(session: Session, ask: Mapping[str, Any], call: Entry | None) -> dict[str, Any]:
+    """Return a call that a person was asked about, and what has become of the question."""
+    told = {"number": ask["number"], "tool": ask.get("tool"), "who": ask["who"]}
+    told["arguments"] = None if call is None else call.content.get("parameters")
+    known = session.approvals.numbered(ask["number"])
+    if known is None or known.code != ask["code"]:
+        return {**told, "state": session.approvals.why_closed(ask["number"], ask["code"]) or "gone"}
+    until = datetime.fromtimestamp(known.expires_at, timezone.utc)
+    is_late = known.state == "asked" and until <= datetime.now(timezone.utc)
+    return {**told, "state": "expired" if is_late else known.state, "expires_at": rfc3339(until)}
 
 
 def shown_entry(entry: Entry) -> dict[str, Any] | None:
     """Return an entry in the form shown on the page, or None if it is not shown."""
     told = _TELLS.get(entry.type)
-    if told is None:
+    if told is None or (entry.type == APPROVAL and "asks" not in entry.content):
         return None
     about = {"seq": entry.seq, "id": entry.id, "time": rfc3339(entry.timestamp)}
     return {**about, "text": "", "attachments": [], **told(entry)}
@@ -366,7 +402,17 @@ def _thought(entry: Entry) -> dict[str, Any]:
     return {"role": THINKING, "text": str(entry.content.get("text") or "")}
 
 
-_TELLS = {MESSAGE: _message, TOOL_CALL: _call, TOOL_RESULT: _result, THINKING: _thought}
+def _approval(_: Entry) -> dict[str, Any]:
+    return {"role": APPROVAL}
+
+
+_TELLS = {
+    MESSAGE: _message,
+    TOOL_CALL: _call,
+    TOOL_RESULT: _result,
+    THINKING: _thought,
+    APPROVAL: _approval,
+}
 
 
 OPERATIONS: Sequence[Operation] = (messages, say, stop, retry)

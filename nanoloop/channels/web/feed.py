@@ -261,6 +261,8 @@ class FeedWriter:
         answer: dict[str, Any] = {"message_id": item.reply_to, "text": item.text, "kind": item.kind}
         if item.attachments:
             answer["attachments"] = [shown_attachment(asdict(file)) for file in item.attachments]
+        if item.choices:
+            answer["choices"] = [asdict(choice) for choice in item.choices]
         feed.add("answer", answer)
 
     def hear(self, event: Event) -> None:

@@ -37,6 +37,8 @@ class Sight:
     newest: int
     taken_back: tuple[tuple[int, int], ...]
     """The parts of the log that were undone."""
+    asked: tuple[int, ...]
+    """The numbers of the tool calls that wait for a person's answer."""
     elsewhere: int
     """The number of the question that another process is answering, or 0."""
     moved: str
@@ -90,6 +92,8 @@ class SessionWatch:
             return
         if before.taken_back != now.taken_back:
             feed.add("undone", {})  # whichever process undid it
+        if before.asked != now.asked:
+            feed.add("approval", {"waiting": list(now.asked)})
         if before.log() is not session.log:
             self._tell_talk(feed, session, before, now)
             self._tell_standing(feed, session, before, now)
@@ -110,6 +114,7 @@ class SessionWatch:
             upto=session.awaiting - 1 if session.awaiting else session.last_seq,
             newest=session.newest.seq if session.newest is not None else 0,
             taken_back=session.log.hidden,
+            asked=tuple(approval.number for approval in session.approvals.asked),
             elsewhere=session.awaiting if is_elsewhere else 0,
             moved=session.moved,
             about=shown_about(session),

@@ -15,6 +15,8 @@ import { Stream } from "./stream.js";
 
 const ANNOUNCED = 1500;
 const AGAIN_MS = 2000;
+const LONGEST_MS = 2 ** 31; // of a timer
+const CHOICE = /^\/(yes|no) \d+ [0-9a-f]{14}$/; // what a button sends
 
 const tag = (text) => el("span", { class: "tag" }, text);
 
@@ -24,13 +26,15 @@ export class Chat {
 	#next = null; // and the one after it
 	#isPaging = false;
 	#isGreeted = false;
+	#expiry = 0;
+	#pressed = null; // { id, buttons } of the last answer to a question
 
 	/** `acts` has callbacks for: session, sessions, memory, shown, moved, gone, state, busy, edit. */
 	constructor(acts) {
 		this.acts = acts;
 		this.id = null;
 		this.isBusy = false;
-		this.log = new Log(byId("log"));
+		this.log = new Log(byId("log"), (text, pressed) => this.#choose(text, pressed));
 		this.tail = byId("tail");
 		this.follower = new Follower(byId("scroller"), () => this.#older());
 		on("older", "click", () => this.#older());
@@ -100,7 +104,7 @@ export class Chat {
 	}
 
 	heard_accepted({ message_id: id, text, attachments }) {
-		this.outbox.show({ id, text, attachments });
+		if (!CHOICE.test(text)) this.outbox.show({ id, text, attachments });
 		this.outbox.mark(id, null);
 		this.#look();
 	}
@@ -120,6 +124,8 @@ export class Chat {
 		const answer = this.log.list.querySelector(":scope > .answer:last-child .prose");
 		byId("announcer").textContent = (kind === "answer" && answer ? answer.textContent : text).slice(0, ANNOUNCED);
 		this.live.end(id);
+		if (kind === "answer") this.outbox.remove(id); // a command, such as /yes
+		else this.#askAgain(id);
 		if (kind === "error" || (kind === "notice" && text !== "Stopped.")) this.#notice({ text, kind }, id);
 	}
 
@@ -162,8 +168,15 @@ export class Chat {
 		page.messages.forEach((entry) => this.outbox.remove(entry.message_id));
 		byId("older").hidden = this.log.before === null;
 		this.#offer();
+		this.#lookAtExpiry();
 		this.acts.shown();
 		this.follower.keepUp();
+	}
+
+	#lookAtExpiry() {
+		clearTimeout(this.#expiry);
+		const wait = this.log.expiry() - Date.now();
+		if (wait < LONGEST_MS) this.#expiry = setTimeout(() => this.#look(), Math.max(wait, AGAIN_MS));
 	}
 
 	async #older() {
@@ -186,7 +199,8 @@ export class Chat {
 		if (!asked) return;
 		const edit = iconButton("edit", "Edit and ask again", () => this.acts.edit(asked), { class: "quiet last" });
 		this.log.itemOf(asked).querySelector(".meta").prepend(edit);
-		const newest = this.log.last("user", "assistant");
+		const newest = this.log.last("user", "assistant", "approval");
+		if (newest.role === "approval") return;
 		const label = newest === asked ? "No answer yet. Try again" : "Try again";
 		const again = button("retry", label, () => this.retry(), "quiet last");
 		this.log.itemOf(newest).querySelector(".meta").append(again);
@@ -203,6 +217,21 @@ export class Chat {
 		// Otherwise the stream's `hello` brings it, so that nothing is missed.
 		if (this.#isGreeted) this.#deliver(message);
 		else this.outbox.mark(message.id, tag("waits for the connection"));
+	}
+
+	/** Send the answer to a question; the log says when it counts. */
+	async #choose(text, pressed) {
+		const buttons = [...pressed.parentElement.children];
+		buttons.forEach((each) => { each.disabled = true; });
+		this.#pressed = { id: newId(), buttons };
+		const message = { text, message_id: this.#pressed.id };
+		if (!await trying(() => post(at(this.id, "/messages"), message))) this.#askAgain(message.message_id);
+		if (matchMedia("(hover: hover)").matches) byId("text").focus(); // the buttons go away
+	}
+
+	/** The press of this id did not count. */
+	#askAgain(id) {
+		if (this.#pressed?.id === id) this.#pressed.buttons.forEach((each) => { each.disabled = false; });
 	}
 
 	async #deliver(message) {

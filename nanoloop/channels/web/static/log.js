@@ -10,8 +10,10 @@ export class Log {
 	#shown = new Map(); // seq → { entry, item, said }, in order
 	#results = new Map(); // call id → the result's entry
 
-	constructor(list) {
+	/** `choose` is called with the text of a pressed button, and the button. */
+	constructor(list, choose) {
 		this.list = list;
+		this.choose = choose;
 		this.clear();
 	}
 
@@ -38,8 +40,14 @@ export class Log {
 	/** The answers since the last question, step by step. */
 	answered() {
 		const entries = this.#entries();
-		const asked = entries.findLastIndex(({ role }) => role === "user");
+		const asked = entries.findLastIndex(({ role }) => role === "user" || role === "approval");
 		return entries.slice(asked + 1).filter(({ role }) => role === "assistant").map(({ text }) => text);
+	}
+
+	/** When the next question about a call expires, in milliseconds, or Infinity. */
+	expiry() {
+		const asks = this.#entries().flatMap((entry) => entry.asks ?? []).filter(({ state }) => state === "asked");
+		return Math.min(...asks.map(({ expires_at: until }) => Date.parse(until)));
 	}
 
 	itemOf(entry) {
@@ -80,7 +88,7 @@ export class Log {
 		const said = JSON.stringify([entry, result]);
 		const known = this.#shown.get(entry.seq);
 		if (known?.said === said) return;
-		const item = messageItem(entry, ready(entry), result);
+		const item = messageItem(entry, { ready: ready(entry), result, choose: this.choose });
 		if (known) replace(known.item, item);
 		else place(item);
 		this.#shown.set(entry.seq, { entry, item, said });

@@ -1,17 +1,32 @@
 // One entry of the conversation as an element of the list.
 
 import { copyButton } from "./copy.js";
-import { el, iconButton, unseen } from "./element.js";
+import { button, el, iconButton, unseen } from "./element.js";
 import { icon } from "./icons.js";
 import { render } from "./markdown.js";
 import { bytes, fullTime, shortTime } from "./words.js";
 
-/** `ready` is the answer's element if it is drawn already, `result` the result of a call. */
-export function messageItem(entry, ready, result) {
+/** `ready` is the answer's element if it is drawn already, `result` the result of a call; `choose` answers a question. */
+export function messageItem(entry, { ready, result, choose }) {
 	if (entry.role === "user") return userItem(entry, metaOf(entry));
 	if (entry.role === "assistant") return answerItem(entry, ready ?? prose(entry.text));
 	if (entry.role === "thinking") return folded("thought", "thought", "Thought", prose(entry.text));
+	if (entry.role === "approval") return questionItem(entry, choose);
 	return toolItem(entry, result);
+}
+
+const BECAME = {
+	given: "approved", started: "approved", answered: "answered", edited: "the message was edited", erased: "erased",
+	expired: "nobody answered in time", left: "the conversation was left", stopped: "stopped", changed: "the tool has changed",
+};
+
+/** A question whether tools may be called: with buttons while it waits, then with what became of it. */
+function questionItem(entry, choose) {
+	const buttons = entry.choices.map(({ label, text }) => button(null, label, (event) => choose(text, event.currentTarget)));
+	const became = entry.asks.filter(({ state }) => state !== "asked").map(({ number, state }) =>
+		el("span", { class: "tag" }, entry.asks.length > 1 && `${number}: `, BECAME[state] ?? "closed"));
+	const group = buttons.length > 0 && el("div", { class: "choices", role: "group", "aria-label": "Your answer" }, buttons);
+	return el("li", { class: "approval" }, unseen("h2", "Question"), prose(entry.text), group, metaOf(entry, became));
 }
 
 /** The user's text is shown as typed. */

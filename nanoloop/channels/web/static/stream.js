@@ -1,6 +1,6 @@
 // Server-sent events over one connection, which reconnects soon at first, then less often.
 
-const NAMES = "hello accepted text answer turn tool memory session sessions undone reset".split(" ");
+const NAMES = "hello accepted text answer turn tool memory session sessions undone approval reset".split(" ");
 const QUICK_TRIES = 4;
 const SLOWEST_MS = 30_000;
 const HIDDEN_MS = 30_000;
