@@ -733,9 +733,16 @@ MUTATIONS = (
     Mutation(
         promise="a yes from before the question runs nothing",
         file="nanoloop/approvals.py",
-        old="if answer.message.time.timestamp() < approval.asked_at:",
+        old="if not answer.code and answer.message.time.timestamp() < approval.asked_at:",
         new="if False:",
         test="tests/test_approvals.py -k written_before_the_question",
+    ),
+    Mutation(
+        promise="a yes from before the question was told runs nothing",
+        file="nanoloop/turn.py",
+        old="is_told=True, asked_at=now)",
+        new="is_told=True)",
+        test="tests/test_approvals.py -k held_up",
     ),
     Mutation(
         promise="a yes with further words runs nothing",

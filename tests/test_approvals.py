@@ -289,6 +289,28 @@ async def test_an_answer_written_before_the_question_does_not_count():
     assert till.paid == []
 
 
+async def test_an_answer_written_while_the_question_was_held_up_does_not_count():
+    till, begun, gate = Till(), anyio.Event(), anyio.Event()
+
+    @tool(name="look", effect="reads")
+    async def slow(what: str) -> str:
+        """Look at something."""
+        begun.set()
+        await gate.wait()
+        return "seen"
+
+    both = asks(call(to="Ada"), call("look", "c2", what="it"))
+    async with chatting(both, tools=[till.tool, slow]) as c, anyio.create_task_group() as group:
+        group.start_soon(c.say, "Pay, and look!")
+        await begun.wait()
+        blind = Inbound(channel="test", chat="a", text="/yes", message_id="blind", speaker=ADA)
+        await c.loop.bus.hand_in(replace(blind, group=True))
+        gate.set()
+        said = await c.channel.until("a", 2)
+        assert said[1] == "Number 1 was asked only after you wrote that. Please answer it again."
+    assert till.paid == []
+
+
 async def test_an_answer_that_comes_too_late_runs_nothing_and_the_model_knows():
     till, rules = Till(), ApprovalRules(seconds=0.001)
     async with chatting(asks(), "Hm.", tools=[till.tool], rules=rules) as c:

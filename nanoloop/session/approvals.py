@@ -60,7 +60,7 @@ class Approval:
     asker: Mapping[str, Any]
     """The sender of the message, as `asker_of` describes it."""
     asked_at: float
-    """When the call was asked about, as a Unix time."""
+    """When the model made the call and, once `is_told`, when its question was stored."""
     expires_at: float
     state: State = "asked"
     is_told: bool = False
