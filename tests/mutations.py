@@ -789,7 +789,7 @@ MUTATIONS = (
     Mutation(
         promise="a permission holds for the person who gave it",
         file="nanoloop/tools/approval.py",
-        old="        and (not each.asker or dict(each.asker) == dict(asker))\n",
+        old="        and (each.patterns is not None or is_same_person(each.asker, asker))\n",
         new="",
         test="tests/test_approvals.py -k person_who_gave_it",
     ),

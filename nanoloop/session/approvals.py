@@ -279,7 +279,7 @@ class Permission:
     patterns: Mapping[str, str] | None = None
     """A glob for each argument, as an operator wrote it; None for exactly the same arguments."""
     asker: Mapping[str, Any] = field(default_factory=dict)
-    """Whose messages it holds for; empty for everyone's."""
+    """Whose messages it holds for; with patterns it holds for everyone's."""
 
     def dump(self) -> dict[str, Any]:
         """Return the stored form."""

@@ -13,7 +13,7 @@ from typing import Any
 from nanoloop.messages import Choice
 from nanoloop.protocols import Approve, Tool, approve_of, effect_of
 from nanoloop.sentences import Say
-from nanoloop.session.approvals import APPROVAL, Approval, Permission, Who
+from nanoloop.session.approvals import APPROVAL, Approval, Permission, Who, is_same_person
 from nanoloop.session.entry import Entry
 
 WAITS = "a person's approval"
@@ -62,7 +62,7 @@ def is_allowed(
     """Return True if a person has allowed this call for good."""
     return any(
         each.tool == tool.spec.name
-        and (not each.asker or dict(each.asker) == dict(asker))
+        and (each.patterns is not None or is_same_person(each.asker, asker))
         and _covers(each, tool, arguments)
         for each in permissions
     )
