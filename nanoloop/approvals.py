@@ -260,7 +260,8 @@ def _refused(approval: Approval, answer: ApprovalAnswer) -> str | None:
     is_asker = is_same_person(approval.asker, answer.sender)
     if approval.who == "asker" and rank != "owner" and not is_asker:
         return "others"
-    if answer.message.time.timestamp() < approval.asked_at:
+    # The code is known to nobody who has not seen the question.
+    if not answer.code and answer.message.time.timestamp() < approval.asked_at:
         return "early"
     return None
 

@@ -37,7 +37,7 @@ from nanoloop.sentences import Sentences
 from nanoloop.session import approvals
 from nanoloop.session.approvals import APPROVAL, APPROVED, Approval
 from nanoloop.session.chat import REASONING, WAITS_FOR
-from nanoloop.session.entry import Entry, fresh_id
+from nanoloop.session.entry import Entry, fresh_id, utc_now
 from nanoloop.session.log import message_count
 from nanoloop.session.queue import STEERS, is_asked
 from nanoloop.session.resize import ReadEntries
@@ -292,8 +292,9 @@ class Turn:
         calls = {e.seq: e for e in self.session.entries_between(first - 1, self.session.last_seq)}
 
         def tell(session: Session) -> None:
+            now = utc_now().timestamp()  # a yes from before this was not to this question
             for approval in untold:
-                approvals.change(session, approval.number, is_told=True)
+                approvals.change(session, approval.number, is_told=True, asked_at=now)
 
         text = question_text(entry, calls, self._say)
         ended = self._ended(text, "approval", step, entries=(entry,))

@@ -9,13 +9,15 @@ import anyio
 import pytest
 
 from nanoloop import Agent, AgentLoop, Inbound, ScriptedProvider, tool
-from nanoloop.agents import AgentLimits
+from nanoloop.agents import AgentLimits, Agents
 from nanoloop.events import hearing
 from nanoloop.messages import Speaker
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.session.approvals import APPROVED
 from nanoloop.session.entry import TOOL_RESULT
 from nanoloop.stores.sqlite import SqliteStore
+from nanoloop.testing.channels.fake import FakeChats
+from nanoloop.testing.channels.stage import Bot, answers
 from nanoloop.tools.approval import (
     LONGEST_SHOWN,
     ApprovalAnswered,
@@ -111,6 +113,7 @@ async def test_a_call_is_asked_about_in_full_and_runs_once_on_a_yes():
         assert await c.say("/yes") == "It is paid."
         assert till.paid == [("Ada\u202eadA", 7)]
         assert c.told == ["paid 7 to Ada\u202eadA"]
+        assert (await c.session()).approvals.open == ()
         assert await c.say("/yes 1") == "Number 1 was already answered."
     assert till.paid == [("Ada\u202eadA", 7)]
 
@@ -331,6 +334,28 @@ async def test_an_answer_written_before_the_question_does_not_count():
     assert till.paid == []
 
 
+async def test_an_answer_written_while_the_question_was_held_up_does_not_count():
+    till, begun, gate = Till(), anyio.Event(), anyio.Event()
+
+    @tool(name="look", effect="reads")
+    async def slow(what: str) -> str:
+        """Look at something."""
+        begun.set()
+        await gate.wait()
+        return "seen"
+
+    both = asks(call(to="Ada"), call("look", "c2", what="it"))
+    async with chatting(both, tools=[till.tool, slow]) as c, anyio.create_task_group() as group:
+        group.start_soon(c.say, "Pay, and look!")
+        await begun.wait()
+        blind = Inbound(channel="test", chat="a", text="/yes", message_id="blind", speaker=ADA)
+        await c.loop.bus.hand_in(replace(blind, group=True))
+        gate.set()
+        said = await c.channel.until("a", 2)
+        assert said[1] == "Number 1 was asked only after you wrote that. Please answer it again."
+    assert till.paid == []
+
+
 async def test_an_answer_that_comes_too_late_runs_nothing_and_the_model_knows():
     till, rules = Till(), ApprovalRules(seconds=0.001)
     async with chatting(asks(), "Hm.", tools=[till.tool], rules=rules) as c:
@@ -530,3 +555,53 @@ async def test_a_call_that_left_the_window_is_still_run_when_approved(tmp_path):
         assert await c.say("/yes") == "well"
         assert "paid 5 to Ada" in str(c.provider.calls[-1].messages)
     assert till.paid == [("Ada", 5)]
+
+
+@asynccontextmanager
+async def killed(chats, folder, provider, *tools):
+    """A bot that leaves nothing undone in order: the end of the block is a kill."""
+    bot = Bot(chats.platform(), folder, provider=provider)
+    bot.loop.agents.renew(Agents(Agent(tools=tools)))
+    async with bot:
+        yield bot
+
+
+async def test_a_call_that_was_started_is_not_run_again_after_a_kill(tmp_path):
+    chats, paid, begun = FakeChats(), [], anyio.Event()
+    provider = ScriptedProvider([asks()], otherwise="It is unknown.")
+
+    @tool(approve="always")
+    async def pay(to: str, amount: int = 5) -> str:
+        """Pay."""
+        paid.append((to, amount))
+        begun.set()
+        return await anyio.sleep_forever()
+
+    async with killed(chats, tmp_path, provider, pay):
+        await chats.say("with-ann", "Pay!", sender="ann")
+        await answers(chats, "with-ann", 1)
+        await chats.say("with-ann", "/yes 1", sender="ann")
+        await begun.wait()
+    async with killed(chats, tmp_path, provider, pay):
+        assert (await answers(chats, "with-ann", 2))[-1] == "It is unknown."
+    assert paid == [("Ada", 5)]
+    assert "it is unknown whether it took effect" in str(provider.calls[-1].messages)
+
+
+async def test_a_question_that_a_kill_kept_back_is_asked_after_the_restart(tmp_path):
+    chats, till, begun = FakeChats(), Till(), anyio.Event()
+    provider = ScriptedProvider([asks(call(to="Ada"), call("look", "c2", what="it"))])
+
+    @tool(name="look", effect="reads")
+    async def stuck(what: str) -> str:
+        """Look at something."""
+        begun.set()
+        return await anyio.sleep_forever()
+
+    async with killed(chats, tmp_path, provider, till.tool, stuck):
+        await chats.say("with-ann", "Pay, and look!", sender="ann")
+        await begun.wait()
+    async with killed(chats, tmp_path, provider, till.tool, look):
+        (question,) = await answers(chats, "with-ann", 1)
+    assert question.startswith("May I call pay? (number 1)")
+    assert till.paid == []

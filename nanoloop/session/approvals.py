@@ -61,7 +61,7 @@ class Approval:
     asker: Mapping[str, Any]
     """The sender of the message, as `asker_of` describes it."""
     asked_at: float
-    """When the call was asked about, as a Unix time."""
+    """When the model made the call and, once `is_told`, when its question was stored."""
     expires_at: float
     state: State = "asked"
     is_told: bool = False
@@ -292,7 +292,7 @@ class Permission:
     patterns: Mapping[str, str] | None = None
     """A glob for each argument, as an operator wrote it; None for exactly the same arguments."""
     asker: Mapping[str, Any] = field(default_factory=dict)
-    """Whose messages it applies to; empty for everyone's."""
+    """Whose messages it applies to; one with patterns applies to everyone's."""
 
     def dump(self) -> dict[str, Any]:
         """Return the stored form."""

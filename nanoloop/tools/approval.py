@@ -14,7 +14,7 @@ from nanoloop.events import Event, announce
 from nanoloop.messages import Choice
 from nanoloop.protocols import Approve, Tool, approve_of, effect_of
 from nanoloop.sentences import Say
-from nanoloop.session.approvals import APPROVAL, Approval, Permission, Who
+from nanoloop.session.approvals import APPROVAL, Approval, Permission, Who, is_same_person
 from nanoloop.session.entry import Entry
 from nanoloop.tools.questions import fields_text, needs_words
 
@@ -90,7 +90,7 @@ def is_allowed(
     """Return True if a person has permanently allowed this call."""
     return any(
         each.tool == tool.spec.name
-        and (not each.asker or dict(each.asker) == dict(asker))
+        and (each.patterns is not None or is_same_person(each.asker, asker))
         and _covers(each, tool, arguments)
         for each in permissions
     )

@@ -352,6 +352,15 @@ async def test_a_pattern_covers_no_arguments_that_it_does_not_name():
     assert till.paid == [("Ada", 5)]
 
 
+async def test_a_permission_for_somebody_who_has_no_id_in_a_group_is_for_nobody():
+    till, nobody, rules = Till(), {"by": None, "sender": "Ada"}, ApprovalRules(who="operators")
+    async with chatting(asks(), "paid", asks(), tools=[till.tool], rules=rules) as c:
+        await c.say("Pay!", **nobody)
+        assert await c.say("/always 1", by=EVE, rank="operator") == "paid"
+        await c.say("Pay again!", by=None, sender="Bob")
+    assert till.paid == [("Ada", 5)]
+
+
 # What was not said here
 
 

@@ -207,13 +207,13 @@ class Till:
             while not await holds():  # noqa: ASYNC110 - another process tells nobody
                 await anyio.sleep(LOOK_SECONDS)
 
-    async def until_in(self, one, *states):
-        """Wait until the log has a round's call in one of these states, and its question told."""
+    async def until_in(self, one, wanted, *, told=True):
+        """Wait until the log has a round's call in this state, and its question `told`."""
         async with self.store() as store:
 
             async def is_there():
                 state, is_told = await self.state(store, one)
-                return state in states and (is_told or state != "asked" or one.moment == "untold")
+                return state == wanted and (is_told or not told)
 
             await self.until(is_there)
 
@@ -291,11 +291,12 @@ class Killer:
         if one.moment in {"finished", "answered"}:
             till.held.add(f"told {one.number}")
         await people.say(one.chat, one.text, f"go-{one.number}")
-        await till.until_in(one, "asked")
+        await till.until_in(one, "asked", told=one.moment != "untold")
         if KINDS.get(one.moment) == "asked":
             if one.moment == "untold":
                 await till.until_ledger(one, "glance")
             await self._kill(one)
+            await till.until_in(one, "asked")  # nobody answers what they have not seen
         began = time.monotonic()
         if one.word:
             await self._decide(one)

@@ -6,6 +6,7 @@ server is asked whether it took the payment.
 
 import json
 import random
+import re
 import sys
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
@@ -67,8 +68,8 @@ def send(order: str) -> str:
 TOOLS = ("pay", "send")
 CHATS = 10
 """So many pay at a time."""
-MOST_TRIES = 40
 SAID_TWICE = 0.1
+ORDERED = re.compile(r"buy (o[0-9]+) (\w+)")
 
 
 class Model:
@@ -80,7 +81,9 @@ class Model:
     def talk(self, request):
         messages = request.json["messages"]
         *_, question = (m["content"] for m in messages if m["role"] == "user")
-        _, order, tool = question.split()
+        if (found := ORDERED.fullmatch(question)) is None:  # a summary is due
+            return "They buy."
+        order, tool = found.groups()
         results = [m["content"] for m in messages if m["role"] == "tool"]
         if f"paid {order}" in results:
             return f"done {order}"
