@@ -51,6 +51,7 @@ NanoloopError
 │   ├── ServerGone
 │   ├── LoginWanted          a tool server needs a login; nothing was sent to it
 │   ├── LoginFailed          a login to a tool server went wrong
+│   ├── QuestionAsked        a call waits for the person's answer to its tool's question
 │   ├── ToolTimeout
 │   └── CallHadNoEffect
 └── ProviderError            (one plain sentence and the next step)
@@ -82,6 +83,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
     from types import FrameType
+
+    from nanoloop.tools.questions import ToolQuestion
 
 DISTRIBUTION = "nanoloop-agent"
 """The distribution's name; on the package index, "nanoloop" belongs to another project."""
@@ -450,6 +453,14 @@ class LoginFailed(ToolError):
 
 class ToolTimeout(ToolError):
     """The tool exceeded its time limit."""
+
+
+class QuestionAsked(ToolError):
+    """A call continues only once the person has answered; its tool has a method `resume`."""
+
+    def __init__(self, question: ToolQuestion) -> None:
+        super().__init__("it asks the user something, and nobody can be asked here")
+        self.question = question
 
 
 class CallHadNoEffect(ToolError):

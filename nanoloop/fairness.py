@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Generic, TypeVar
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 T = TypeVar("T")
 
@@ -34,10 +35,13 @@ class FairLimiter:
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
         """Wait for this owner's turn and hold it; if cancelled, leave the queue."""
-        if not self._order.begin(owner):
+        has_begun = self._order.begin(owner)
+        if not has_begun:
             await self._drawn(owner)
         token = _owner.set(owner)
         try:
+            if has_begun:  # whoever handed the message in hears first that it was accepted
+                await checkpoint()
             yield
         finally:
             _owner.reset(token)

@@ -32,6 +32,7 @@ from nanoloop.errors import (
     DISTRIBUTION,
     LoginFailed,
     LoginWanted,
+    QuestionAsked,
     ServerGone,
     SettingsError,
     ToolError,
@@ -50,7 +51,7 @@ from nanoloop.tools.listing import (
 from nanoloop.tools.logins import ServerLogins, login_wanted
 from nanoloop.tools.oauth import Access
 from nanoloop.tools.prompts import PromptText
-from nanoloop.tools.questions import QuestionAsked, ToolQuestion, tool_question
+from nanoloop.tools.questions import ToolQuestion, tool_question
 from nanoloop.tools.servers import AskModel, ToolServerPlace
 from nanoloop.tools.transports import LAST_LINES, http_stream, program
 

@@ -29,14 +29,6 @@ class ToolQuestion:
     """What the tool gets back with the answer, as JSON."""
 
 
-class QuestionAsked(ToolError):
-    """A call can go on only once the person has answered; the tool has a method `resume`."""
-
-    def __init__(self, question: ToolQuestion) -> None:
-        super().__init__("it asks the user something, and nobody can be asked here")
-        self.question = question
-
-
 def tool_question(
     message: str, fields: Mapping[str, Any], required: object, state: Mapping[str, Any]
 ) -> ToolQuestion:

@@ -18,6 +18,7 @@ from nanoloop import defaults
 from nanoloop.errors import (
     BadArguments,
     CallHadNoEffect,
+    QuestionAsked,
     ServerGone,
     ToolError,
     ToolTimeout,
@@ -41,7 +42,7 @@ from nanoloop.tools.file_results import AttachedFiles, FileResult, KeptResults, 
 from nanoloop.tools.finding import Finder
 from nanoloop.tools.function import tool as as_tool
 from nanoloop.tools.prompts import ServerPrompt
-from nanoloop.tools.questions import QuestionAsked, ToolQuestion
+from nanoloop.tools.questions import ToolQuestion
 from nanoloop.tools.results import clipped
 from nanoloop.words import nearest
 
