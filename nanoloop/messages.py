@@ -147,6 +147,8 @@ class Choice:
     """The text on the button."""
     text: str
     """The message that choosing it sends, in the person's name."""
+    is_only: bool = False
+    """True if the question asks nothing else, so that a reply of one word means this call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,11 @@ from nanoloop.channels.kit.questions import DAYS, Questions
 from nanoloop.messages import Language
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH, Sentences, in_english, in_language
+from nanoloop.session.approvals import APPROVAL
+from nanoloop.session.entry import Entry
 from nanoloop.testing.channels.fake import BOT, FakeChats
 from nanoloop.testing.channels.stage import Bot, comes_to, open_to_all
+from nanoloop.tools.approval import choices_in
 from tests.test_approvals import Till, asks, call
 
 CHAT = "with-ann"
@@ -123,8 +126,8 @@ def test_anything_else_is_no_choice(text):
 
 
 CHOICES = (
-    Choice(label="Yes", text="/yes 1 0123456789abcd"),
-    Choice(label="No", text="/no 1 0123456789abcd"),
+    Choice(label="Yes", text="/yes 1 0123456789abcd", is_only=True),
+    Choice(label="No", text="/no 1 0123456789abcd", is_only=True),
 )
 
 
@@ -237,6 +240,16 @@ async def test_a_word_names_none_of_several_calls(chats, bot, till):
         await chats.say(CHAT, "yes", reply_to=question.id)
         assert (await said(chats, 2))[1].text == "done"
     assert till.paid == []
+
+
+def test_a_word_names_no_call_beside_a_servers_question():
+    ask = {"number": 1, "code": "0123456789abcd", "seq": 2, "who": "asker", "seconds": 60}
+    entry = Entry(type=APPROVAL, content={"asks": [ask, ask | {"number": 2, "form": 3}]})
+    choices, known = choices_in(entry, in_english), Questions()
+    assert [choice.label for choice in choices] == ["Yes 1", "No 1"]
+    known.keep(Place(CHAT), ["m2"], choices)
+    assert read(known, "yes") == "yes"
+    known.close()
 
 
 async def test_a_message_that_is_edited_into_a_yes_answers_nothing(chats, bot, till):

@@ -166,12 +166,14 @@ def question_text(entry: Entry, shown: Mapping[int, Entry], say: Say) -> str:
 
 def choices_in(entry: Entry, say: Say) -> tuple[Choice, ...]:
     """Return the answers to choose from; a form is answered with words."""
-    asks = [ask for ask in entry.content.get("asks") or () if not ask.get("form")]
+    every = entry.content.get("asks") or ()
+    asks = [ask for ask in every if not ask.get("form")]
     words = {"yes": say("approval_yes"), "no": say("approval_no")}
     return tuple(
         Choice(
-            label=f"{label} {ask['number']}" if len(asks) > 1 else label,
+            label=f"{label} {ask['number']}" if len(every) > 1 else label,
             text=f"/{command} {ask['number']} {ask['code']}",
+            is_only=len(every) == 1,
         )
         for ask in asks
         for command, label in words.items()

@@ -35,6 +35,7 @@ CREATE INDEX IF NOT EXISTS questions_by_time ON questions (time);
 class Questions:
     """Remembers which messages ask about tool calls, in memory or in a file that is shared.
 
+    Of a question about several calls, a word names none, so it has no choices here.
     The file holds ids and the texts of choices. If it can't be used, replies are ordinary messages.
     """
 
@@ -44,7 +45,7 @@ class Questions:
 
     def keep(self, place: Place, messages: Sequence[str], choices: Sequence[Choice]) -> None:
         """Remember that these messages ask a question with these choices."""
-        texts = json.dumps([choice.text for choice in choices])
+        texts = json.dumps([choice.text for choice in choices if choice.is_only])
         rows = [(message, place.chat, str(place), texts, self._clock()) for message in messages]
         with suppress(sqlite3.Error, OSError):  # a failing disk must not stop an answer
             database = self._notebook.open()
@@ -87,10 +88,8 @@ class Questions:
                 (asked, heard.chat),
             )
             return None
-        meant = [text for text in json.loads(texts) if text.startswith(f"/{word} ")]
-        if len(meant) != 1 or not is_choice(meant[0]):  # of several calls, a word names none
-            return None
-        return Place.of(place), meant[0]
+        meant = next((text for text in json.loads(texts) if text.startswith(f"/{word} ")), None)
+        return (Place.of(place), meant) if meant is not None and is_choice(meant) else None
 
     def _row(self, message: str, chat: str) -> tuple[str, str, bool] | None:
         found = self._notebook.open().execute(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Annotated, Any
 from uuid import uuid4
@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from nanoloop.channels.web.access import LATER_SECONDS, Caller, Refusal, try_later
 from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, quoted, serve
 from nanoloop.channels.web.conversations import SESSION
-from nanoloop.channels.web.feed import shown_attachment
+from nanoloop.channels.web.feed import shown_attachment, shown_choice
 from nanoloop.channels.web.names import ENTRIES_READ, OTHER_BODY, MessageName
 from nanoloop.messages import Attachment, Inbound, Outcome, Quote, Rank
 from nanoloop.sending import shown_in
@@ -325,7 +325,7 @@ async def _question(backend: Backend, session: Session, entry: Entry) -> dict[st
     return {
         "text": question_text(entry, shown, sentences.text),
         "asks": asks,
-        "choices": [asdict(each) for each in choices if each.text.split()[1] in waiting],
+        "choices": [shown_choice(each) for each in choices if each.text.split()[1] in waiting],
     }
 
 

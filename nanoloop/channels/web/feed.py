@@ -40,7 +40,7 @@ from nanoloop.events import (
 )
 from nanoloop.fairness import Shares
 from nanoloop.files import connection_limit
-from nanoloop.messages import Outbound
+from nanoloop.messages import Choice, Outbound
 from nanoloop.session.entry import SCHEME, rfc3339
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ class FeedWriter:
         if item.attachments:
             answer["attachments"] = [shown_attachment(asdict(file)) for file in item.attachments]
         if item.choices:
-            answer["choices"] = [asdict(choice) for choice in item.choices]
+            answer["choices"] = [shown_choice(choice) for choice in item.choices]
         feed.add("answer", answer)
 
     def hear(self, event: Event) -> None:
@@ -310,6 +310,11 @@ def shown_attachment(file: Mapping[str, Any]) -> dict[str, Any]:
     url = f"/api/attachments/{ref.removeprefix(SCHEME)}" if is_here else None
     known = {name: file.get(name) for name in ("kind", "name", "mime_type", "size")}
     return {**known, "url": url}
+
+
+def shown_choice(choice: Choice) -> dict[str, str]:
+    """Return an answer that a person can choose."""
+    return {"label": choice.label, "text": choice.text}
 
 
 def _take_piece(feed: Feed, piece: TextStreamed) -> None:
