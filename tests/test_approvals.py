@@ -352,7 +352,7 @@ async def test_an_answer_written_while_the_question_was_held_up_does_not_count()
         await c.loop.bus.hand_in(replace(blind, group=True))
         gate.set()
         said = await c.channel.until("a", 2)
-        assert said[1] == "I only asked about number 1 after you wrote that. Please answer it again."
+        assert said[1].startswith("I only asked about number 1 after you wrote that.")
     assert till.paid == []
 
 
