@@ -237,6 +237,16 @@ async def test_a_stopped_turn_leaves_no_question_that_nobody_was_asked():
     assert till.paid == []
 
 
+async def test_a_transcript_says_who_approved_what():
+    till = Till()
+    async with chatting(asks(call(to="Ada")), "paid", tools=[till.tool]) as c:
+        await c.say("Pay!")
+        await c.say("/yes 1")
+        text = (await c.session()).to_markdown()
+    assert "**Approval** · asked: 1 pay" in text
+    assert "**Approval** · yes to 1, by Ada" in text
+
+
 # Who may answer, and when
 
 

@@ -16,6 +16,7 @@ from nanoloop.errors import SessionNotFound
 from nanoloop.events import hearing
 from nanoloop.parts import make_store
 from nanoloop.protocols import SessionInfo, Store
+from nanoloop.session.approvals import APPROVAL, told_of
 from nanoloop.session.chat import result_text
 from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
 from nanoloop.session.export import counted
@@ -134,6 +135,8 @@ def _shown(entry: Entry) -> str:
     if entry.type == TOOL_CALL:
         given = json.dumps(entry.content.get("parameters"), ensure_ascii=False, default=str)
         return _set_in(one_line(f"-> {entry.content.get('tool', '')} {given}"))
+    if entry.type == APPROVAL:
+        return _set_in(one_line(f"?? {told_of(entry)}"))
     return _set_in(one_line(f"<- {result_text(entry)}")) if entry.type == TOOL_RESULT else ""
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nanoloop.session.entry import TOOL_CALL, Entry, copied, short_id
 from nanoloop.session.head import APPROVALS
-from nanoloop.session.speech import GROUP, sender_in
+from nanoloop.session.speech import GROUP, name_of, sender_in, speaker_of
 
 if TYPE_CHECKING:
     from nanoloop.session.conversation import Conversation
@@ -313,6 +313,17 @@ class Permission:
 def permissions_of(session: Conversation) -> list[Permission]:
     """Return the session's permissions, oldest first."""
     return [Permission.load(each) for each in session.approvals.allowed]
+
+
+def told_of(entry: Entry) -> str:
+    """Return in a few words what an approval entry records, for transcripts."""
+    content = entry.content
+    if "asks" in content:
+        return "asked: " + ", ".join(f"{a.get('number')} {a.get('tool')}" for a in content["asks"])
+    if "answer" not in content:
+        return "a question of a tool"
+    said = f"{content['answer']} to {content.get('number')}"
+    return f"{said}, by {name}" if (name := name_of(speaker_of(entry))) else said
 
 
 def call_in(entries: Iterable[Entry], approval: Approval) -> Entry | None:

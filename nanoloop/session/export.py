@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from nanoloop.events import NumberMended, announce
+from nanoloop.session.approvals import APPROVAL, told_of
 from nanoloop.session.chat import (
     HandedMessages,
     begins_apart,
@@ -435,7 +436,7 @@ def _markdown_block(entry: Entry) -> str:
         return f"**Tool call** `{entry.content.get('tool', '')}`\n\n{_fenced(given, 'json')}"
     if entry.type == TOOL_RESULT:
         return f"**Tool result** `{entry.content.get('tool', '')}`\n\n{_fenced(result_text(entry))}"
-    return ""
+    return f"**Approval** · {told_of(entry)}" if entry.type == APPROVAL else ""
 
 
 def _time(moment: datetime) -> str:
