@@ -563,7 +563,7 @@ async def test_a_call_that_left_the_window_is_still_run_when_approved(tmp_path):
         session.release()
         assert not any(e.type == "tool_call" for e in session.window)
         assert await c.say("/yes") == "well"
-        assert any("paid 5 to Ada" in str(asked.messages) for asked in c.provider.calls)
+        assert "paid 5 to Ada" in str(c.provider.calls[-1].messages)
     assert till.paid == [("Ada", 5)]
 
 
@@ -585,7 +585,7 @@ async def test_a_call_that_was_started_is_not_run_again_after_a_kill(tmp_path):
         """Pay."""
         paid.append((to, amount))
         begun.set()
-        return await anyio.sleep_forever()
+        return await anyio.sleep_forever() if len(paid) == 1 else "paid again"
 
     async with killed(chats, tmp_path, provider, pay):
         await chats.say("with-ann", "Pay!", sender="ann")
