@@ -84,6 +84,22 @@ async def test_a_choice_is_sent_as_a_message_and_closes_the_question(tmp_path):
     assert till.paid == [("Ada", 5)]
 
 
+async def test_a_yes_that_is_sent_again_after_a_lost_reply_is_accepted_again(tmp_path):
+    async with asking(tmp_path) as (web, till):
+        session = await web.begin()
+        yes = (await told(web, session, "Pay!"))["choices"][0]["text"]
+        said, path = (
+            {"text": yes, "message_id": "the-same-yes"},
+            f"/api/sessions/{session}/messages",
+        )
+        async with web.reading(session) as reader:
+            await reader.until("hello")
+            await web.call("POST", path, status=202, json=said)
+            await reader.until("answer")
+        await web.call("POST", path, status=202, json=said)
+    assert till.paid == [("Ada", 5)]
+
+
 async def test_of_two_calls_the_one_that_waits_keeps_its_choices(tmp_path):
     both = asks(call(to="Ada"), call(to="Bob", call_id="c2"))
     async with asking(tmp_path, both) as (web, _):

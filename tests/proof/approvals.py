@@ -246,15 +246,14 @@ class People:
             raise Broken(f"no session could be made: {made.status_code} {made.text}")
         return made.json()["id"]
 
-    async def say(self, chat, text, name, *, again=False):
-        """Send it, and again until it is acknowledged; `again` if it was before."""
+    async def say(self, chat, text, name):
+        """Send it, and again until it is acknowledged."""
         said = {"text": text, "message_id": f"{name}-00000000"}
         while True:
             with suppress(httpx2.HTTPError):
                 path = f"{self._daemon.url}/api/sessions/{chat}/messages"
                 response = await self._client.post(path, json=said, timeout=3)
-                # 422: it was acknowledged before, and a turn has made an answer of it since.
-                if response.status_code == 202 or (again and response.status_code == 422):
+                if response.status_code == 202:
                     return
                 if response.status_code not in {429, 503}:
                     raise Broken(f"{path} said {response.status_code}: {response.text}")
@@ -327,10 +326,10 @@ class Killer:
         if one.moment and KINDS[one.moment] != "asked":
             await self._kill(one)
             if one.moment != "taken":
-                await self._answer(one, again=True)  # as after a reply that was lost
+                await self._answer(one)  # as after a reply that was lost
 
-    async def _answer(self, one, **more):
-        await self._people.say(one.chat, f"/{one.word} 1", f"{one.word}-{one.number}", **more)
+    async def _answer(self, one):
+        await self._people.say(one.chat, f"/{one.word} 1", f"{one.word}-{one.number}")
 
     async def _kill(self, one):
         """Kill the daemon, look at the state that it leaves, and start it again."""

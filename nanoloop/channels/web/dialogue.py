@@ -102,7 +102,8 @@ def _name_of(said: NewMessage | Retry, named: MessageName, session: Session) -> 
 
 def check_same(known: Iterable[Entry], message: Inbound) -> None:
     """Raise `Refusal` if one of these entries has the message's id but a different text."""
-    named = (entry for entry in known if message_id_of(entry) == message.message_id)
+    said = (entry for entry in known if entry.type == MESSAGE)  # a yes has its id, and no text
+    named = (entry for entry in said if message_id_of(entry) == message.message_id)
     if any(typed(entry) != message.text for entry in named):
         raise Refusal(422, OTHER_BODY)
 
