@@ -15,7 +15,6 @@ from nanoloop.messages import Inbound
 from nanoloop.sentences import Say
 from nanoloop.session import approvals
 from nanoloop.session.approvals import (
-    APPROVAL,
     Approval,
     Closed,
     Permission,
@@ -24,9 +23,10 @@ from nanoloop.session.approvals import (
     is_same_person,
     permissions_of,
     result_of,
+    waiting_in,
 )
-from nanoloop.session.entry import ERASED, Entry
-from nanoloop.session.queue import without
+from nanoloop.session.entry import APPROVAL, ERASED, Entry, utc_now
+from nanoloop.session.queue import BURST, NOT_BEFORE, STEERS, without
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.tools.approval import ApprovalAnswered
@@ -77,9 +77,12 @@ class ApprovalAnswer:
             "number": approval.number,
             "call": approval.seq,
             "question": approval.question,
+            "asker": dict(approval.asker),
             **({} if given is None else {"given": given}),
         }
-        metadata = without(user_entry(self.message), "origin", RANK).metadata
+        # What said when a message is answered is over: nothing may join a yes.
+        timing = (BURST, STEERS, NOT_BEFORE)
+        metadata = without(user_entry(self.message), "origin", RANK, *timing).metadata
         return Entry(type=APPROVAL, content=content, metadata=metadata)
 
 
@@ -181,13 +184,18 @@ class ApprovalCommands:
         if answer.word != "always":
             return None
         if not answer.rest:
-            return Permission(tool=approval.tool, digest=approval.digest, asker=approval.asker)
+            return Permission(
+                tool=approval.tool,
+                digest=approval.digest,
+                asker=approval.asker,
+                who=approval.who,
+            )
         patterns = _patterns(answer.rest)
         digest = self._agents.of(session).toolbox.digest_of(approval.tool)
         parameters = dict(call.content.get("parameters") or {})
         if patterns is None or patterns.keys() != parameters.keys() or digest is None:
             return None
-        return Permission(tool=approval.tool, digest=digest, patterns=patterns)
+        return Permission(tool=approval.tool, digest=digest, patterns=patterns, who="operators")
 
     def _decide(
         self,
@@ -205,7 +213,7 @@ class ApprovalCommands:
             return "answered"
         if (refused := _refused(approval, answer)) is not None:
             return refused
-        if (why := self._why_void(session, approval, call, answer)) is not None:
+        if (why := self._why_void(session, approval, call)) is not None:
             approvals.withdraw(session, why, lambda each: each.number == approval.number)
             return why
         if permission is not None:
@@ -220,11 +228,9 @@ class ApprovalCommands:
         session.claim(self._node)
         return None
 
-    def _why_void(
-        self, session: Session, approval: Approval, call: Entry | None, answer: ApprovalAnswer
-    ) -> Closed | None:
+    def _why_void(self, session: Session, approval: Approval, call: Entry | None) -> Closed | None:
         """Return why the call can't be approved any more, or None."""
-        if answer.message.time.timestamp() > approval.expires_at:
+        if utc_now().timestamp() > approval.expires_at:
             return "expired"
         if call is None or not session.has_entry(approval.seq):
             return "erased"
@@ -235,16 +241,16 @@ class ApprovalCommands:
 
 def _chosen(session: Session, answer: ApprovalAnswer, say: Say) -> Approval | str:
     """Return the approval that is meant; if that is unclear, return the reply for the chat."""
-    known = session.approvals
-    if not answer.number and not known.asked:
+    known, waiting = session.approvals, waiting_in(session)
+    if not answer.number and not waiting:
         return say("approval_none")
     if answer.word == "yes" and answer.rest:  # a yes to something else than what was shown
         return say("yes_usage")
     if not answer.number:
-        if len(known.asked) > 1:
-            rows = (f"/{answer.word} {each.number}: {each.tool}" for each in known.asked)
+        if len(waiting) > 1:
+            rows = (f"/{answer.word} {each.number}: {each.tool}" for each in waiting)
             return "\n".join((say("approval_which"), *rows))
-        return known.asked[0]
+        return waiting[0]
     found = known.numbered(answer.number)
     if found is not None and answer.code in {"", found.code}:
         return found

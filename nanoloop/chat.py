@@ -44,6 +44,7 @@ from nanoloop.session.queue import (
     heard_by,
     hearer_of,
     is_for_loop,
+    is_for_turn,
     messages_among,
     said_first,
     seconds_before,
@@ -425,7 +426,7 @@ class Chats:
         for entry in waiting:
             if self._nodes.is_other(hearer_of(entry)):
                 return None
-            if is_for_loop(entry) or self._is_here(entry):
+            if self._is_here(entry) or (is_for_loop(entry) and not is_for_turn(entry)):
                 return first_of([entry])
         return None
 
@@ -542,7 +543,10 @@ class Chats:
         A question that a turn has already worked on is not merged with later messages.
         """
         session = exchange.session
-        seconds = exchange.message.burst_seconds if session.last_seq == exchange.seq else 0
+        entry = session.entry_at(exchange.seq)
+        is_message = entry is not None and entry.role == "user"  # nothing joins a yes
+        may_join = is_message and session.last_seq == exchange.seq
+        seconds = exchange.message.burst_seconds if may_join else 0
         while seconds:
             count = len(session.waiting)
             await anyio.sleep(seconds)

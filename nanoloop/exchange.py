@@ -40,11 +40,11 @@ from nanoloop.sending import (
     send_answer,
     with_files,
 )
-from nanoloop.session.approvals import APPROVAL, expire
-from nanoloop.session.entry import SCHEME, Entry, PiecesWithoutFiles, fresh_id, utc_now
+from nanoloop.session.approvals import expire, settle
+from nanoloop.session.entry import APPROVAL, SCHEME, Entry, PiecesWithoutFiles, fresh_id, utc_now
 from nanoloop.session.head import TOKENS
 from nanoloop.session.options import UNLIMITED
-from nanoloop.session.queue import STEERS, heard_by, said_first
+from nanoloop.session.queue import STEERS, heard_by, said_first, without
 from nanoloop.session.session import Session
 from nanoloop.session.speech import FILES
 from nanoloop.sessions import Sessions, give_way
@@ -83,9 +83,11 @@ class ExchangeParts:
         """Make these messages the next question, and cut the window if it is full."""
         agent = self.agents.choose(session, channel=str(questions[-1].metadata.get("channel", "")))
         if session.approvals.open:
+            if not session.awaiting:
+                settle(session)
             expire(session, utc_now().timestamp())
         for question in questions:
-            session.awaiting = session.append(give_way(session, heard_by(question, ""))).seq
+            session.awaiting = session.append(_as_question(session, question)).seq
         limit, keep = self._buffer_of(agent)
         evicted = trimmed(session, limit, keep)
         claim = session.claim(self.nodes.me)
@@ -414,6 +416,11 @@ def _with_reader(agent: Agent, session: Session, sessions: Sessions) -> Agent:
 def steering_in(session: Session) -> list[Entry]:
     """Return the waiting messages to add to the current turn, up to the first command."""
     return [entry for entry in said_first(session.waiting) if entry.metadata.get(STEERS)]
+
+
+def _as_question(session: Session, message: Entry) -> Entry:
+    """Return a message as the log has a question; only one that joins a turn keeps `STEERS`."""
+    return without(give_way(session, heard_by(message, "")), STEERS)
 
 
 def _await_nothing(session: Session) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import datetime, timezone
 from typing import Any
 
 from nanoloop.addresses import check_address
 from nanoloop.errors import AddressRefused
 from nanoloop.messages import Attachment, Inbound, Speaker
-from nanoloop.session.entry import Entry
+from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.queue import (
     AGAIN,
     AMENDMENT,
@@ -33,6 +34,10 @@ from nanoloop.session.speech import (
 _SEEN = ("data:", "attachment:")
 """The beginnings of images that are sent as data, not fetched: data URLs and our attachments."""
 _KEPT = ("channel", "chat", "sender", "message_id", "reply_to", "account", "language")
+SAID_AT = "said_at"
+"""The metadata key for when a command was written, if it arrived late, as after an outage."""
+LATE_SECONDS = 5
+"""By how much a platform's clock and this machine's may differ."""
 RANK = "rank"
 """The metadata key for the rank of a command's sender, if it is not an ordinary user."""
 _TAKEN_BACK = "[took back an earlier message]"
@@ -57,6 +62,8 @@ def user_entry(message: Inbound) -> Entry:
         metadata["origin"] = message.origin
     if is_command(message):
         metadata["origin"] = COMMAND
+        if (utc_now() - message.time).total_seconds() > LATE_SECONDS:
+            metadata[SAID_AT] = message.time.timestamp()
         if message.rank != "user":
             metadata[RANK] = message.rank
         if message.agent:  # /new keeps this agent
@@ -132,11 +139,18 @@ def inbound_of(entry: Entry, *, key: str | None = None) -> Inbound:
         language=kept["language"],
         burst_seconds=float(entry.metadata.get(BURST) or 0),
         rank=entry.metadata.get(RANK, "user"),
-        time=entry.timestamp,
+        time=_written_at(entry),
         key=key,
         agent=entry.metadata.get("agent"),
         agents=tuple(entry.metadata["agents"]) if "agents" in entry.metadata else None,
     )
+
+
+def _written_at(entry: Entry) -> datetime:
+    said = entry.metadata.get(SAID_AT)
+    if not isinstance(said, (int, float)):
+        return entry.timestamp
+    return datetime.fromtimestamp(said, timezone.utc)
 
 
 def _content(message: Inbound) -> Any:

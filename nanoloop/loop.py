@@ -558,10 +558,12 @@ class Arrivals:
             if message.origin == "system":  # its caller has left, but the user has not withdrawn it
                 return self._give_up(session, message) if ends_turn else Arrival(session=session)
             if question is None or not ends_turn:
-                is_free = self._chats.is_free(session)
-                session.add_entry(told)
-                if paused and is_free and not message.deletes:
-                    begun = self._parts.resume(session, paused)
+                asks_anew = paused and not message.deletes and self._chats.is_free(session)
+                if asks_anew and session.entry_at(paused) is None:  # it has left the window
+                    begun = self._parts.begin(session, told)
+                else:
+                    session.add_entry(told)
+                    begun = self._parts.resume(session, paused) if asks_anew else None
             elif not _take_back(session):  # finished work must stay in the log
                 close_calls(session, INTERRUPTED)
                 session.add_entry(told)
@@ -574,10 +576,10 @@ class Arrivals:
 
     def _withdrawn(self, session: Session, message: Inbound, name: str) -> int:
         """Withdraw the calls waiting because of this message; return the message's number, or 0."""
-        led_to = [each for each in session.approvals.asked if each.message_id == name]
+        led_to = [each for each in session.approvals.asked if name in each.messages]
         if message.origin == "system" or not led_to:
             return 0
-        withdraw(session, "edited", lambda each: each.message_id == name)
+        withdraw(session, "edited", lambda each: name in each.messages)
         return led_to[0].question
 
     def _give_up(self, session: Session, message: Inbound) -> Arrival:

@@ -14,8 +14,7 @@ from nanoloop.messages import Attachment, Inbound, Outbound
 from nanoloop.nodes import Nodes
 from nanoloop.protocols import Bus, Store
 from nanoloop.sentences import Apology, Say, Sentences
-from nanoloop.session.approvals import APPROVAL
-from nanoloop.session.entry import SCHEME, TOOL_CALL, Entry, named_files, without_files
+from nanoloop.session.entry import APPROVAL, SCHEME, TOOL_CALL, Entry, named_files, without_files
 from nanoloop.session.queue import is_asked
 from nanoloop.session.session import Session
 from nanoloop.session.speech import FILES
@@ -200,6 +199,12 @@ async def send_owed(
     """Resend an answer that may not have arrived before a restart, if its channel still exists."""
     claim = ChatClaim(nodes, sessions, session.id, seq, nodes.lapses)
     question, answer = await _owed(sessions, session.id, seq)
+    if (
+        answer is not None
+        and answer.type == APPROVAL
+        and not await shown_in(answer, sessions.store, session.id)
+    ):
+        answer = None  # what it asked about was erased
     if question is not None and answer is not None and question.channel not in bus.channels:
         sessions.sent(session.id, seq)  # this process can't send it
         return

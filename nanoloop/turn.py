@@ -35,9 +35,9 @@ from nanoloop.protocols import (
 from nanoloop.recording import Recording
 from nanoloop.sentences import Sentences
 from nanoloop.session import approvals
-from nanoloop.session.approvals import APPROVAL, APPROVED, Approval
+from nanoloop.session.approvals import APPROVED, Approval
 from nanoloop.session.chat import REASONING, WAITS_FOR
-from nanoloop.session.entry import Entry, fresh_id, utc_now
+from nanoloop.session.entry import APPROVAL, Entry, fresh_id, utc_now
 from nanoloop.session.log import message_count
 from nanoloop.session.queue import STEERS, is_asked
 from nanoloop.session.resize import ReadEntries
@@ -279,7 +279,7 @@ class Turn:
                 left = await self._approved(asked)
             else:
                 known = self.session.entries_between(since - 1, self.session.last_seq)
-                left = self._effects.recall(known)
+                left = self._effects.recall(list(_of_turn(known, since)))
             await self._run_tools(left)
 
     # Calls that a person has to approve
@@ -612,7 +612,7 @@ def _of_turn(entries: Iterable[Entry], question: int) -> Iterator[Entry]:
     for entry in entries:
         if entry.type == APPROVAL and "question" in entry.content:
             is_own = entry.content["question"] == question
-        elif is_asked(entry) and not entry.metadata.get(STEERS):
+        elif is_asked(entry) and (entry.seq == question or not entry.metadata.get(STEERS)):
             is_own = entry.seq == question
         if is_own:
             yield entry

@@ -26,8 +26,8 @@ from nanoloop.errors import StoreError
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.session.approvals import APPROVAL, APPROVED
-from nanoloop.session.entry import TOOL_RESULT, Entry, utc_now
+from nanoloop.session.approvals import APPROVED
+from nanoloop.session.entry import APPROVAL, TOOL_RESULT, Entry, utc_now
 from nanoloop.session.queue import AMENDMENT
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore

@@ -11,8 +11,7 @@ from nanoloop.channels.kit.questions import DAYS, Questions
 from nanoloop.messages import Language
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH, Sentences, in_english, in_language
-from nanoloop.session.approvals import APPROVAL
-from nanoloop.session.entry import Entry
+from nanoloop.session.entry import APPROVAL, Entry
 from nanoloop.testing.channels.fake import BOT, FakeChats
 from nanoloop.testing.channels.stage import Bot, comes_to, open_to_all
 from nanoloop.tools.approval import choices_in

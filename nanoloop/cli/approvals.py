@@ -17,7 +17,7 @@ from nanoloop.errors import NotReadable, SessionDamaged, SessionNotFound
 from nanoloop.intake import user_entry
 from nanoloop.messages import Inbound
 from nanoloop.protocols import Store
-from nanoloop.session.approvals import Approval, call_in
+from nanoloop.session.approvals import Approval, call_in, waiting_in
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.settings import Settings
@@ -69,7 +69,7 @@ async def _rows(store: Store, settings: Settings) -> AsyncIterator[dict[str, Any
             session = await store.load(info.id)
         except (SessionNotFound, SessionDamaged, NotReadable):  # `store check` reports these
             continue
-        for approval in session.approvals.asked:
+        for approval in waiting_in(session):
             if approval.expires_at > datetime.now(timezone.utc).timestamp():
                 yield await _row(store, session, approval)
 
@@ -107,7 +107,7 @@ async def answer(args: Namespace, settings: Settings) -> int:
         session = await find(store, args.name)
         approval = session.approvals.numbered(args.number)
         if approval is None or approval.state != "asked":
-            known = [f"{each.number}" for each in session.approvals.asked]
+            known = [f"{each.number}" for each in waiting_in(session)]
             waits = f"{', '.join(known)} waits" if known else "none waits there"
             advice = did_you_mean(f"{args.number}", known, waits)
             text = f"nanoloop: no call {args.number} waits in {session.id}: {advice}"

@@ -16,9 +16,9 @@ from nanoloop.errors import SessionNotFound
 from nanoloop.events import hearing
 from nanoloop.parts import make_store
 from nanoloop.protocols import SessionInfo, Store
-from nanoloop.session.approvals import APPROVAL, told_of
+from nanoloop.session.approvals import told_of
 from nanoloop.session.chat import result_text
-from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
+from nanoloop.session.entry import APPROVAL, MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
 from nanoloop.session.export import counted
 from nanoloop.session.head import id_for_key
 from nanoloop.session.log import message_count

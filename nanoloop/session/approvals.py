@@ -7,19 +7,17 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from nanoloop.session.entry import TOOL_CALL, Entry, copied, short_id
 from nanoloop.session.head import APPROVALS
-from nanoloop.session.speech import GROUP, name_of, sender_in, speaker_of
+from nanoloop.session.speech import GROUP, Person, name_of, sender_in, speaker_of
 
 if TYPE_CHECKING:
     from nanoloop.session.conversation import Conversation
 
-APPROVAL = "approval"
-"""The type of the entries that record a question about calls, or a person's answer to one."""
 APPROVED = "approved"
 """The metadata key of an approved call's result, for the number of the approval."""
 MOST_OPEN = 20
@@ -54,8 +52,8 @@ class Approval:
     """The digest of the tool and the arguments that the person was shown."""
     question: int
     """The number of the message that the call's turn answers."""
-    message_id: str | None = None
-    """The channel's id for that message."""
+    messages: tuple[str, ...] = ()
+    """The channel's ids of the messages that the turn answers, and of those that joined it."""
     who: Who
     """Who may answer."""
     asker: Mapping[str, Any]
@@ -78,7 +76,8 @@ class Approval:
     @classmethod
     def load(cls, stored: Mapping[str, Any]) -> Approval:
         """Read the stored form; unknown fields are ignored."""
-        return cls(**{name: copied(stored[name]) for name in _NAMES if name in stored})
+        known = {name: copied(stored[name]) for name in _NAMES if name in stored}
+        return cls(**known | {"messages": tuple(known.get("messages") or ())})
 
 
 _NAMES = tuple(each.name for each in fields(Approval))
@@ -142,7 +141,7 @@ def ask(
     session: Conversation,
     call: Entry,
     *,
-    question: Entry,
+    messages: Sequence[Entry],
     who: Who,
     seconds: float,
     digest: str,
@@ -150,8 +149,10 @@ def ask(
 ) -> Approval:
     """Record that this call, which is already in the log, is waiting for a person's yes.
 
-    With a `form`, the call has begun and waits for the answer to the question in that entry.
+    The first of the `messages` is the turn's question; the others were answered with it, or joined
+    it. With a `form`, the call has begun and waits for the answer to the question in that entry.
     """
+    question, ids = messages[0], (each.metadata.get("message_id") for each in messages)
     now = (form or call).timestamp.timestamp()
     approval = Approval(
         number=session.approvals.last + 1,
@@ -161,7 +162,7 @@ def ask(
         tool=str(call.content.get("tool")),
         digest=digest,
         question=question.seq,
-        message_id=question.metadata.get("message_id"),
+        messages=tuple(each for each in ids if each),
         who=who,
         asker=asker_of(question),
         asked_at=now,
@@ -190,6 +191,8 @@ def close(session: Conversation, number: int, why: Closed = "answered") -> None:
         _set(session, replace(known, open=left, closed=closed))
 
 
+UNSURE = "interrupted; it is unknown whether it took effect"
+"""What the model is told about a call that started and that no turn will finish."""
 NOT_RUN: Mapping[Closed, str] = {
     "edited": "not run: the message that led to it was edited or deleted before anyone agreed",
     "expired": "not run: nobody agreed in time",
@@ -219,13 +222,47 @@ def expire(session: Conversation, now: float) -> None:
     withdraw(session, "expired", lambda each: each.state == "asked" and each.expires_at <= now)
 
 
+def settle(session: Conversation) -> None:
+    """Close what no turn will finish, such as a call whose yes was erased or taken back.
+
+    Call this while no turn is in progress in the session.
+    """
+    for each in session.approvals.open:
+        if not session.has_entry(each.seq):
+            close(session, each.number, "erased")
+        elif each.state == "started":
+            session.add_entry(result_of(each, UNSURE, unknown=True))
+            close(session, each.number, "stopped")
+    withdraw(session, "stopped", lambda each: each.state == "given")
+
+
+def forget(session: Conversation, person: Person) -> None:
+    """Close the calls that this person's messages led to, and drop the person's permissions."""
+    asker = dict(zip(("platform", "id"), person, strict=True))
+    known = session.approvals
+    allowed = tuple(each for each in known.allowed if each.get("asker") != asker)
+    if len(allowed) < len(known.allowed):
+        _set(session, replace(known, allowed=allowed))
+    for each in known.open:
+        if dict(each.asker) == asker:
+            close(session, each.number, "erased")
+
+
+def waiting_in(session: Conversation) -> list[Approval]:
+    """Return the calls that wait for an answer, without those that were taken back."""
+    return [each for each in session.approvals.asked if session.has_entry(each.seq)]
+
+
 def take_along(session: Conversation, before: Conversation) -> None:
-    """Let a chat's next conversation continue with the numbers and permissions of the last one."""
+    """Continue a chat's numbers and permissions in another conversation.
+
+    Those of the conversation that is left count, since it has the newest: a permission that was
+    revoked there must not come back.
+    """
     known, old = session.approvals, before.approvals
-    new = [each for each in old.allowed if each not in known.allowed]
-    allowed, last = (*known.allowed, *new)[-MOST_ALLOWED:], max(known.last, old.last)
-    if (allowed, last) != (known.allowed, known.last):
-        _set(session, replace(known, allowed=allowed, last=last))
+    told = replace(known, allowed=old.allowed, last=max(known.last, old.last))
+    if told != known:
+        _set(session, told)
 
 
 def allow(session: Conversation, permission: Permission) -> None:
@@ -293,10 +330,13 @@ class Permission:
     """A glob for each argument, as an operator wrote it; None for exactly the same arguments."""
     asker: Mapping[str, Any] = field(default_factory=dict)
     """Whose messages it applies to; one with patterns applies to everyone's."""
+    who: Who = "asker"
+    """Who had to give it: one by an asker does not replace an operator's yes."""
 
     def dump(self) -> dict[str, Any]:
         """Return the stored form."""
         said = {"tool": self.tool, "digest": self.digest, "asker": dict(self.asker)}
+        said["who"] = self.who
         return said if self.patterns is None else {**said, "patterns": dict(self.patterns)}
 
     @classmethod
@@ -307,6 +347,7 @@ class Permission:
             digest=str(stored.get("digest")),
             patterns=stored.get("patterns"),
             asker=stored.get("asker") or {},
+            who="operators" if stored.get("who") == "operators" else "asker",
         )
 
 

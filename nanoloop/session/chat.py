@@ -379,7 +379,7 @@ def _add_exchange(
 def _open_text(call: Entry, entries: Sequence[Entry]) -> str:
     """Return the text that replaces a missing result."""
     waits_for = call.metadata.get(WAITS_FOR)
-    if any(entry.content.get("wants") == call.id for entry in entries):
+    if not waits_for and any(entry.content.get("wants") == call.id for entry in entries):
         waits_for = "the user's answer to a question"
     if waits_for:
         return f"No result yet: it waits for {waits_for}. The result will follow when it arrives."

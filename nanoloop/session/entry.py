@@ -18,6 +18,8 @@ MESSAGE = "message"
 TOOL_CALL = "tool_call"
 TOOL_RESULT = "tool_result"
 THINKING = "thinking"
+APPROVAL = "approval"
+"""Marks a question about tool calls, or a person's answer to one."""
 ERASED = "erased"
 """Marks an erased entry, which has only its number, id and time left."""
 

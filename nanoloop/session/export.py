@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from nanoloop.events import NumberMended, announce
-from nanoloop.session.approvals import APPROVAL, told_of
+from nanoloop.session.approvals import told_of
 from nanoloop.session.chat import (
     HandedMessages,
     begins_apart,
@@ -23,6 +23,7 @@ from nanoloop.session.chat import (
 )
 from nanoloop.session.digest import quotes_by_place, quotes_in, quotes_moved
 from nanoloop.session.entry import (
+    APPROVAL,
     MESSAGE,
     THINKING,
     TOOL_CALL,

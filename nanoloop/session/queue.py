@@ -9,7 +9,7 @@ from itertools import takewhile
 from types import NoneType
 from typing import Any
 
-from nanoloop.session.entry import Entry
+from nanoloop.session.entry import TOOL_CALL, TOOL_RESULT, Entry
 from nanoloop.session.speech import FILES, SPEECH, files_of, sender_of
 
 MESSAGE_ID = "message_id"
@@ -26,6 +26,8 @@ Unix time before which it must wait.
 
 AGAIN = "again"
 """The metadata key for the entry that a waiting message repeats and replaces."""
+
+_ANSWERS = frozenset({"/yes", "/no", "/always", "/answer"})
 
 NODE = "node"
 """The metadata key for the process that received a waiting message and is going to answer it."""
@@ -242,6 +244,16 @@ def is_for_loop(entry: Entry) -> bool:
     return bool(entry.metadata.get("origin") == COMMAND)
 
 
+def is_for_turn(entry: Entry) -> bool:
+    """Return True for a command that continues a turn, which only the chat's channel can tell.
+
+    One of a chat whose message was erased names no channel, and any process may refuse it.
+    """
+    words = str(entry.content.get("text") or "").split(maxsplit=1)
+    is_answer = bool(words) and words[0].partition("@")[0] in _ANSWERS
+    return is_for_loop(entry) and is_answer and bool(entry.metadata.get("channel"))
+
+
 def hearer_of(entry: Entry) -> str:
     """Return the process that received a waiting message, or ""."""
     return str(entry.metadata.get(NODE) or "")
@@ -288,13 +300,26 @@ def is_asked(entry: Entry) -> bool:
 
 
 def last_exchange(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the newest user message and everything after it, without notes on older messages."""
+    """Return the newest user message and what came after it, without what older messages need.
+
+    That is notes on these messages, and results of their calls that a person approved since.
+    """
     first = next((i for i in reversed(range(len(entries))) if is_asked(entries[i])), None)
     if first is None:
         return []
     said = entries[first:]
     names = {None, *map(message_id_of, said)}
-    return [entry for entry in said if entry.metadata.get(AMENDS) in names]
+    calls = {entry.call_id for entry in said if entry.type == TOOL_CALL}
+    return [
+        entry
+        for entry in said
+        if entry.metadata.get(AMENDS) in names and not _is_of_earlier(entry, calls)
+    ]
+
+
+def _is_of_earlier(entry: Entry, calls: Container[str | None]) -> bool:
+    """Return True for the result of an approved call that was made before these calls."""
+    return entry.type == TOOL_RESULT and "approved" in entry.metadata and entry.call_id not in calls
 
 
 def asked_again(entry: Entry, known: Sequence[Entry]) -> Entry | None:

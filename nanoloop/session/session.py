@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from nanoloop.protocols import Provider
 from nanoloop.session import export, resize
+from nanoloop.session.approvals import forget
 from nanoloop.session.chat import (
     HandedMessages,
     begins_apart,
@@ -324,6 +325,7 @@ class Session(Conversation):
             self.queue.waiting = tuple(entry for entry in left if entry is not None)
             for seq in words.gone:
                 self.queue.arrived(seq)
+            forget(self, person)
             self.touch(WAITING)
 
     # The memo

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from unicodedata import category, normalize
 
 from nanoloop.messages import Quote, Speaker
-from nanoloop.session.entry import ERASED, Entry, plain_text
+from nanoloop.session.entry import APPROVAL, ERASED, Entry, plain_text
 
 SPEECH = "speech"
 """The metadata key for a message's speech: its sender (`by`), other people's words (`quotes`), and
@@ -171,6 +171,9 @@ def erased_quote(quote: Any) -> dict[str, Any]:
 def people_in(entry: Entry) -> list[Person]:
     """Return the people whose words a message contains: its sender, and anyone it quotes."""
     metadata = entry.metadata
+    if entry.type == APPROVAL:  # what follows answers the asker too
+        both = (sender_in(metadata), person_in(entry.content.get("asker")))
+        return list(dict.fromkeys(person for person in both if person is not None))
     if SPEECH not in metadata:
         return []
     quoted = [person_in(q.get("by")) for q in stored_quotes(metadata) if isinstance(q, Mapping)]
@@ -210,7 +213,7 @@ class Askers:
 
     def after(self, entry: Entry, people: Sequence[str]) -> Askers:
         """Return the people to consider after the next entry, which has these people's words."""
-        if entry.role == "user":
+        if entry.role == "user" or (entry.type == APPROVAL and people):
             before = () if self.is_answered else self.people
             return Askers(tuple(dict.fromkeys((*before, *people))), is_answered=False)
         if entry.type == ERASED:

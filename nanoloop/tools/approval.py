@@ -14,8 +14,8 @@ from nanoloop.events import Event, announce
 from nanoloop.messages import Choice
 from nanoloop.protocols import Approve, Tool, approve_of, effect_of
 from nanoloop.sentences import Say
-from nanoloop.session.approvals import APPROVAL, Approval, Permission, Who, is_same_person
-from nanoloop.session.entry import Entry
+from nanoloop.session.approvals import Approval, Permission, Who, is_same_person
+from nanoloop.session.entry import APPROVAL, Entry
 from nanoloop.tools.questions import fields_text, needs_words
 
 WAITS = "a person's approval"
@@ -65,6 +65,8 @@ class ApprovalRules:
 
     def asks_first(self, tool: Tool) -> bool:
         """Return True if calls of this tool need approval; its own `approve` is the minimum."""
+        if getattr(tool, "is_ours", False):  # it reads only what the chat was sent
+            return False
         name = tool.spec.name
         said = next((which for glob, which in self.rules if fnmatchcase(name, glob)), "never")
         which = max(said, approve_of(tool), key=_STRICTNESS.index)
@@ -85,11 +87,17 @@ def digest_of(tool: Tool, arguments: Any = None) -> str:
 
 
 def is_allowed(
-    permissions: Iterable[Permission], tool: Tool, arguments: Any, asker: Mapping[str, Any]
+    permissions: Iterable[Permission],
+    tool: Tool,
+    arguments: Any,
+    *,
+    asker: Mapping[str, Any],
+    who: Who,
 ) -> bool:
-    """Return True if a person has permanently allowed this call."""
+    """Return True if a person who may do that has permanently allowed this call."""
     return any(
         each.tool == tool.spec.name
+        and (each.who == "operators" or who == "asker")
         and (each.patterns is not None or is_same_person(each.asker, asker))
         and _covers(each, tool, arguments)
         for each in permissions

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -16,7 +17,6 @@ from nanoloop.events import ToolFinished, ToolNotRepeated, ToolStarted, announce
 from nanoloop.protocols import ToolCall, ToolSpec
 from nanoloop.session import approvals
 from nanoloop.session.approvals import (
-    APPROVAL,
     APPROVED,
     MOST_OPEN,
     Approval,
@@ -24,7 +24,8 @@ from nanoloop.session.approvals import (
     permissions_of,
 )
 from nanoloop.session.chat import WAITS_FOR, decoded, open_calls, result_text, results_by_call
-from nanoloop.session.entry import Entry, copied
+from nanoloop.session.entry import APPROVAL, Entry, copied
+from nanoloop.session.queue import STEERS, is_asked
 from nanoloop.session.session import Session
 from nanoloop.session.speech import FILES
 from nanoloop.tools.approval import WAITS, is_allowed
@@ -148,8 +149,7 @@ class Effects:
 
     def _waiting_among(self, calls: Sequence[Entry]) -> Collection[str]:
         """Return the ids of the new calls that have to wait for a person's approval."""
-        known = self._session.approvals.asked
-        asked = {a.digest: f"{a.number}" for a in known if self._session.has_entry(a.seq)}
+        asked = {a.digest: f"{a.number}" for a in approvals.waiting_in(self._session)}
         wait = set()
         for call in calls:
             tool, arguments = str(call.content.get("tool")), call.content.get("parameters")
@@ -177,9 +177,32 @@ class Effects:
             return True
         if (approval := self._session.approvals.of(call.id)) is not None:
             return approval.state == "started" and self.is_unchanged(approval, call)
-        asker = {} if self._question is None else asker_of(self._question)
-        known = permissions_of(self._session)
-        return is_allowed(known, self._toolbox.tools[tool], arguments, asker)
+        return is_allowed(
+            permissions_of(self._session),
+            self._toolbox.tools[tool],
+            arguments,
+            asker=self._asker(),
+            who=self._toolbox.approval.who,
+        )
+
+    def _messages(self) -> list[Entry]:
+        """Return the question, and then the messages answered with it or that joined its turn."""
+        question, session = self._question, self._session
+        if question is None:
+            return []
+        before = reversed(session.entries_between(0, question.seq - 1))
+        with_it = takewhile(lambda entry: entry.role == "user", before)
+        later = session.entries_between(question.seq, session.last_seq)
+        joined = (entry for entry in later if is_asked(entry) and entry.metadata.get(STEERS))
+        return [question, *with_it, *joined]
+
+    def _asker(self) -> Mapping[str, Any]:
+        """Return the person who asked, or {} if several did or if that is not known."""
+        is_known = self._question and self._session.entries_between(
+            self._question.seq - 1, self._question.seq
+        )
+        askers = [asker_of(each) for each in self._messages()] if is_known else []
+        return askers[0] if askers and all(each == askers[0] for each in askers) else {}
 
     def ask(self, session: Session, call: Entry) -> None:
         """Record that a stored call waits for approval, if it does."""
@@ -188,7 +211,7 @@ class Effects:
             approvals.ask(
                 session,
                 call,
-                question=self._question,
+                messages=self._messages(),
                 who=rules.who,
                 seconds=rules.seconds,
                 digest=self._toolbox.digest_of(tool, call.content.get("parameters")) or "",
@@ -299,7 +322,7 @@ class Effects:
 
     @property
     def _can_ask(self) -> bool:
-        is_full = len(self._session.approvals.asked) >= MOST_OPEN
+        is_full = len(approvals.waiting_in(self._session)) >= MOST_OPEN
         return self._asks and self._question is not None and not is_full
 
     def ask_form(self, session: Session, form: Entry) -> None:
@@ -312,7 +335,7 @@ class Effects:
             approvals.ask(
                 session,
                 call,
-                question=self._question,
+                messages=self._messages(),
                 who="asker",
                 seconds=rules.seconds,
                 digest=self._toolbox.digest_of(tool, call.content.get("parameters")) or "",

@@ -28,6 +28,8 @@ class AttachmentReader:
     """Reads the rest of files of which the model has only seen the beginning."""
 
     effect: Effect = "reads"
+    is_ours = True
+    """It comes along with long files, so nobody is asked to approve it."""
     spec = ToolSpec(
         name="read_attachment",
         description=(

@@ -13,8 +13,7 @@ import pytest
 from nanoloop.agents import Agent, Agents
 from nanoloop.messages import Inbound, Quote, Speaker
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.session.approvals import APPROVAL
-from nanoloop.session.entry import Entry
+from nanoloop.session.entry import APPROVAL, Entry
 from nanoloop.session.head import id_for_key
 from nanoloop.session.session import Session
 from nanoloop.stores.in_memory import InMemoryStore

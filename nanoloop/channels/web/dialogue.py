@@ -19,8 +19,8 @@ from nanoloop.channels.web.feed import shown_attachment, shown_choice
 from nanoloop.channels.web.names import ENTRIES_READ, OTHER_BODY, MessageName
 from nanoloop.messages import Attachment, Inbound, Outcome, Quote, Rank
 from nanoloop.sending import shown_in
-from nanoloop.session.approvals import APPROVAL
 from nanoloop.session.entry import (
+    APPROVAL,
     MESSAGE,
     SCHEME,
     THINKING,
