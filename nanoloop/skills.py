@@ -223,7 +223,7 @@ def _problems(top: Mapping[str, Any], folder: str) -> Iterator[tuple[str, str]]:
     for key in ("description", "license", "compatibility", "allowed-tools"):
         said = top.get(key)
         if said is not None and not isinstance(said, str):
-            yield key, "is not a text: put it in quotes"
+            yield key, "is not text: put it in quotes"
         elif said is not None and len(said) > most.get(key, MOST_BYTES):
             yield key, f"has more than {most[key]:,} characters: shorten it"
     if not isinstance(top.get("metadata") or {}, dict):

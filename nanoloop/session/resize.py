@@ -427,8 +427,8 @@ def _checked_result(said: Any) -> tuple[list[Any], list[Any], Any]:
         if _are_messages(full) and _are_messages(current):
             return list(full), list(current), memo
     raise TypeError(
-        f"a resize handler must return (full, current, memo), two lists of messages and the memo, "
-        f"not {type(said).__name__}"
+        f"a resize handler must return (full, current, memo): two lists of messages and the memo; "
+        f"got {type(said).__name__}"
     )
 
 

@@ -336,7 +336,7 @@ class _Run:
             )
 
     def outcome(self, chars: int) -> ToolOutcome:
-        error = clipped(_sendable(self.error or "an error without a text"), chars)
+        error = clipped(_sendable(self.error or "an error without text"), chars)
         success = self.error is None
         self.text = _sendable(self.text)
         # After the text, which may be cut.

@@ -97,7 +97,7 @@ ASKS = (
     ),
     ConnectQuestion(
         name="operator",
-        help="your own id, to be invited to a room and to use all commands",
+        help="your own id, so that the bot can invite you to a room and let you use all commands",
         asks="Your own id, such as @you:example.org, to be invited (Enter to skip)",
         is_needed=False,
     ),

@@ -275,7 +275,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
         return {"type": "text", "text": part[kind]}
     if kind == "image_url":
         return {"type": "image_url", "image_url": _image(part.get("image_url"), where)}
-    raise invalid_field(where, "a part must be a text or an image_url")
+    raise invalid_field(where, "a part must be text or an image_url")
 
 
 def _image(image: Any, where: str) -> dict[str, str]:
