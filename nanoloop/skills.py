@@ -264,7 +264,7 @@ class SkillReader:
         self.spec = self._read.spec
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Read one of a skill's files; raise `ToolError`."""
+        """Read one of a skill's files, or raise `ToolError` if it can't be read."""
         return await self._read.call(arguments)
 
     async def read(self, name: str, file: str = FILE) -> str:

@@ -512,7 +512,7 @@ def _content(message: Mapping[str, Any]) -> Any:
 
 
 def _object_in(text: str) -> Any:
-    """Return the JSON value in a text, ignoring any code fence or text around it, or None."""
+    """Return the JSON value in this text, ignoring anything around it, or None."""
     fenced = _FENCE.match(text.strip())
     whole = fenced[1] if fenced else text.strip()
     for candidate in (whole, whole[whole.find("{") : whole.rfind("}") + 1]):

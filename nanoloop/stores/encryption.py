@@ -64,7 +64,7 @@ class KeySeal:
         return Cipher(_derived(b"".join(keys), b"keys", 32))
 
     def open_former(self, text: str) -> bytes:
-        """Decrypt a text written by an earlier version; raise ValueError if no key matches."""
+        """Decrypt text written by an earlier version; raise ValueError if no key matches."""
         try:
             return self._fernet.decrypt(text)
         except InvalidToken as error:

@@ -33,7 +33,7 @@ class MatrixSettings(PlatformSettings):
 
 
 def make(own: MatrixSettings, folder: Path) -> MatrixPlatform:
-    """Create the platform; raises `SettingsError`."""
+    """Create the platform, or raise `SettingsError` if a setting is missing or invalid."""
     # Imported here, because reading the settings must not require the library.
     from nanoloop.channels.matrix.platform import MatrixPlatform  # noqa: PLC0415 - as above
 
