@@ -235,7 +235,7 @@ class Fetcher:
         self._limits = limits or FetchLimits()
 
     async def fetch(self, url: str) -> Fetched:
-        """Fetch the file at this URL; raise `AddressRefused` or `FetchFailed`."""
+        """Fetch the file at this URL, or raise `AddressRefused` or `FetchFailed` if that fails."""
         limits = self._limits
         try:
             with anyio.fail_after(limits.seconds):

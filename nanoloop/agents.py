@@ -561,7 +561,7 @@ class _QuestionLock(Mutex):
             await super().__aenter__()
         except RuntimeError:
             raise RuntimeError(
-                "a tool or hook can't ask the agent that called it in the same session: use "
+                "a tool or hook can't use its own session to ask the agent that called it: use "
                 "another session"
             ) from None
 

@@ -183,7 +183,7 @@ def system_text(
 
 
 def as_data(text: str) -> str:
-    """Escape a text so that it can't be mistaken for a heading, a tag or a role."""
+    """Escape text so that it can't be mistaken for a heading, a tag or a role."""
     text = _MARKUP.sub(r"\g<before>\\\g<sign>", _LINE_BREAKS.sub("\n", text))
     return _TAG.sub(_as_entity, text)
 
@@ -256,7 +256,7 @@ _INVISIBLE = re.compile("[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u20
 
 
 def marked(passage: Passage, *, time: str = "") -> str:
-    """Return a text with its mark in front; further lines of the text begin with `| `."""
+    """Return the text with its mark in front; further lines of the text begin with `| `."""
     mark = f"[{mark_of(passage)}{time and ', '}{time}]"
     between = "\n| " if passage.kind == "file" else " "
     return f"{mark}{between}{set_in(passage.text)}" if passage.text else mark
@@ -268,7 +268,7 @@ def set_in(text: str) -> str:
 
 
 def mark_of(passage: Passage) -> str:
-    """Return a text's source as one line without brackets, such as "quoting Ada"."""
+    """Return the text's source as one line without brackets, such as "quoting Ada"."""
     if passage.kind == "file":
         return _file_mark(passage.about)
     is_own = passage.kind in {"said", "edit", "retraction", "unclear"}
@@ -677,7 +677,7 @@ def with_short_result(entry: Entry, rules: Sequence[Shortening]) -> Entry:
 
 
 def shortened(text: str, chars: int) -> str:
-    """Return the start and end of a text, with a note on how many characters were left out."""
+    """Return the start and end of the text, with a note on how many characters were left out."""
     head = int(chars * _HEAD_SHARE)
     tail = chars - head
     left_out = len(text) - head - tail

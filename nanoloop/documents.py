@@ -402,7 +402,7 @@ _LIKELY = (_CHINESE, "big5", "cp932", "cp949", "cp1251", _WESTERN)
 
 
 def _narrow(data: bytes) -> str:
-    """Return the most likely encoding of a text that is not in Unicode."""
+    """Return the most likely encoding of text that is not in Unicode."""
     sample = data[:_SAMPLE]
     runs = re.findall(rb"[\x80-\xff]+", sample)
     is_in_pairs = sum(not len(run) % 2 for run in runs) * 2 > len(runs)

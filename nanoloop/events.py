@@ -482,7 +482,7 @@ class DatabaseSetAside(Event):
     level: ClassVar[Level] = "error"
     file: str
     reason: str
-    """A sentence for people that says what is damaged."""
+    """A readable sentence that says what is damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

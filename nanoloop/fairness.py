@@ -73,7 +73,7 @@ class Shares:
     """Counts how much each owner uses of a limited resource.
 
     A part is reserved for owners that use nothing yet. This is `reserved`, or by default a quarter,
-    but at least one place if there are two or more.
+    but at least one slot if there are two or more.
     """
 
     def __init__(self, capacity: int, *, reserved: int | None = None) -> None:
@@ -91,16 +91,16 @@ class Shares:
         return self._held.get(owner, 0)
 
     def has_room(self, owner: str) -> bool:
-        """Return True if this owner may take one more place."""
+        """Return True if this owner may take one more slot."""
         return self._free > (self._reserved if owner in self._held else 0)
 
     def take(self, owner: str) -> None:
-        """Give this owner one more place."""
+        """Give this owner one more slot."""
         self._free -= 1
         self._held[owner] = self.of(owner) + 1
 
     def give_back(self, owner: str) -> None:
-        """Release one of this owner's places."""
+        """Release one of this owner's slots."""
         self._free += 1
         self._held[owner] -= 1
         if not self._held[owner]:

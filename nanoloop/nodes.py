@@ -1,4 +1,7 @@
-"""The processes that answer chats from one store, each with a heartbeat every two seconds."""
+"""The processes that serve the chats in one store.
+
+Each process sends a heartbeat every two seconds.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ class Nodes:
                 await self.beat()
 
     async def beat(self) -> None:
-        """Send a heartbeat, and learn which other processes are alive; raise `StoreError`."""
+        """Send a heartbeat and learn which processes are alive; raise `StoreError` if it fails."""
         asked_at = _now()
         async with self._beating:
             if self._looked_at > asked_at or self._has_left:  # another caller sent one meanwhile
@@ -156,7 +159,7 @@ class Nodes:
                 self._gone[name] = None
 
     async def _beat_patiently(self) -> None:
-        """Send a heartbeat, retrying until the store counts as unavailable; raise `StoreError`."""
+        """Send a heartbeat, retrying; raise `StoreError` once the store counts as unavailable."""
         left = self._patience_seconds
         while True:
             began = _now()

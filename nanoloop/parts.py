@@ -155,7 +155,7 @@ def make_attachments(settings: Settings) -> Attachments:
 
 
 def recall_file(settings: Settings) -> Path:
-    """Return the path of the search index, which may not exist."""
+    """Return the path of the search index, which might not exist."""
     return settings.data / "recall.sqlite"
 
 
@@ -558,7 +558,7 @@ def recall_alone(settings: Settings) -> Recall | None:
 def make_channels(
     settings: Settings, app: App, *, transcriber: Transcriber | None = None
 ) -> list[Channel]:
-    """Create the configured channels, for `app.add`; raise `SettingsError`.
+    """Create the configured channels, for `app.add`; raise `SettingsError` if one can't be used.
 
     `transcriber` replaces the configured function for voice messages.
     """
@@ -586,7 +586,7 @@ def make_channels(
 
 
 def make_with_program(settings: Settings, name: str, app: App) -> Any:
-    """Create a channel that takes a `Program`; raise `SettingsError`."""
+    """Create a channel that takes a `Program`; raise `SettingsError` if it can't be used."""
     own = settings.channels.of(name)
     attachments = make_attachments(settings)
     program = plugins.Program(app=app, settings=settings, attachments=attachments)
@@ -594,7 +594,7 @@ def make_with_program(settings: Settings, name: str, app: App) -> Any:
 
 
 def make_transcriber(settings: Settings) -> Transcriber | None:
-    """Create the transcriber of voice messages if configured; raise `SettingsError`."""
+    """Create the configured transcriber, if any; raise `SettingsError` if it can't be used."""
     from nanoloop.channels.kit.intake import Transcriber  # noqa: PLC0415 - as above
 
     function = function_of(settings, "channels.transcribe")

@@ -149,7 +149,7 @@ def provider_named(model: str) -> Provider:
 
 
 def store_named(url: str) -> Store:
-    """Open the store at this URL, as the settings would; raise `SettingsError`."""
+    """Open the store at this URL, as the settings would; raise `SettingsError` if that fails."""
     made: Store = EntryPoint("store", f"{PARTS}:store_named", "nanoloop").load()(url)
     return made
 

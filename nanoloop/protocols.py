@@ -207,7 +207,7 @@ class SessionInfo:
     waiting: int = 0
     """How many stored messages wait for their turn."""
     unsent: int = 0
-    """How many answers may not have arrived in their chat."""
+    """The number of answers that might not have reached their chat."""
     erasures: int = 0
     """How many times entries of the session were erased."""
     tokens_in: int = 0
@@ -254,11 +254,11 @@ class Seal(Protocol):
         ...
 
     def open(self, text: str, place: bytes) -> bytes:
-        """Decrypt a text; raise ValueError if no key fits or the text belongs to another place."""
+        """Decrypt text; raise ValueError if no key fits or the text belongs to another place."""
         ...
 
     def open_former(self, text: str) -> bytes:
-        """Decrypt a text of an earlier version, which had no place; raise ValueError."""
+        """Decrypt text from a version without places; raise ValueError if no key fits."""
         ...
 
 
@@ -461,7 +461,7 @@ class Bus(Protocol):
         ...
 
     def confirms(self, channel: str) -> bool:
-        """Return True if the channel confirms arrivals; an answer is pending until confirmed."""
+        """Return True if the channel confirms delivery; until then, an answer is pending."""
         ...
 
     async def __aenter__(self) -> Self:

@@ -82,7 +82,7 @@ def _at(value: Any, path: str) -> Any:
 
 
 def json_in(text: str) -> Any:
-    """Return the JSON object in a text, ignoring text around it, or None."""
+    """Return the JSON object in this text, ignoring anything around it, or None."""
     try:
         return json.loads(text[text.find("{") : text.rfind("}") + 1])
     except ValueError:

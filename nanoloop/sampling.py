@@ -22,7 +22,7 @@ LONGEST_PROMPT = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingAnswered(Event):
-    """The model answered a tool server; `tokens` counts what was asked and answered."""
+    """The model answered a tool server's request; `tokens` counts the request and the answer."""
 
     server: str
     tokens: int

@@ -196,7 +196,7 @@ async def send_owed(
     nodes: Nodes,
     sentences: Callable[[Inbound], Sentences],
 ) -> None:
-    """Resend an answer that may not have arrived before a restart, if its channel still exists."""
+    """Resend an answer that might not have arrived before a restart, if its channel exists."""
     claim = ChatClaim(nodes, sessions, session.id, seq, nodes.lapses)
     question, answer = await _owed(sessions, session.id, seq)
     if (

@@ -1,8 +1,8 @@
 """The sentences that chats receive: a fixed list, in every language.
 
 English is defined here, and each other language in a file under `languages` with the same names.
-Every failure has two texts. The chat gets one of these sentences, chosen by the error's class and
-never from its text, and the incident's id; the operator gets the error's own text with this id.
+Every failure is reported twice. The chat gets the incident's id and one of these sentences, chosen
+by the error's class and never by its text; the operator gets the error's own text and the same id.
 """
 
 from __future__ import annotations
@@ -418,7 +418,7 @@ class Sentences:
 
 
 def role(name: str | None, say: Say) -> str:
-    """Return a role's name for people; entries without a role belong to a tool."""
+    """Return a role's name for display; entries without a role belong to a tool."""
     told = f"role_{name or 'tool'}"
     return say(told) if told in ENGLISH else str(name)
 

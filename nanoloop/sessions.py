@@ -89,10 +89,10 @@ class Sessions:
         self._recent: BoundedDict[str, Session] = BoundedDict(limit)
         self._id_by_key: BoundedDict[str, str] = BoundedDict(limit)
         self._sent: dict[str, frozenset[int]] = {}
-        """The answers that this process has sent and that may not have arrived, by session."""
+        """The answers that this process has sent and that might not have arrived, by session."""
 
     async def open(self, session_id: str) -> Session:
-        """Return the session with this id; raise `SessionNotFound`."""
+        """Return the session with this id, or raise `SessionNotFound` if there is none."""
         session = self._alive.get(session_id)
         if session is None:
             loaded = await self.store.load(session_id)
@@ -130,7 +130,7 @@ class Sessions:
         return self._alive.get(self._id_by_key.get(key) or id_for_key(key))
 
     def sent_of(self, session_id: str) -> frozenset[int]:
-        """Return the session's answers that this process sent and that may not have arrived."""
+        """Return the session's answers that this process sent and that might not have arrived."""
         return self._sent.get(session_id, frozenset())
 
     def sent(self, session_id: str, seq: int) -> None:
@@ -234,7 +234,7 @@ class Sessions:
         return created
 
     async def switch(self, key: str, session_id: str) -> Session:
-        """Switch the chat to another session; raise `SessionNotFound`."""
+        """Switch the chat to another session, or raise `SessionNotFound` if it does not exist."""
         session = await self.open(session_id)
         await self._go_on_in(session, key, await self._left(key))
         return session
@@ -390,7 +390,7 @@ class Sessions:
     def without_erased(self, session: Session, entry: Entry, message: Inbound) -> Entry | None:
         """Return a message's entry without quotes of people whose words were later erased here.
 
-        Return None if the sender's words were erased. A restored store may not know the message.
+        Return None if the sender's words were erased. A restored store might not know the message.
         """
         if (erased_at := getattr(self.store, "erased_at", None)) is None:
             return entry

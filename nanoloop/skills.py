@@ -223,7 +223,7 @@ def _problems(top: Mapping[str, Any], folder: str) -> Iterator[tuple[str, str]]:
     for key in ("description", "license", "compatibility", "allowed-tools"):
         said = top.get(key)
         if said is not None and not isinstance(said, str):
-            yield key, "is not a text: put it in quotes"
+            yield key, "is not text: put it in quotes"
         elif said is not None and len(said) > most.get(key, MOST_BYTES):
             yield key, f"has more than {most[key]:,} characters: shorten it"
     if not isinstance(top.get("metadata") or {}, dict):
@@ -264,7 +264,7 @@ class SkillReader:
         self.spec = self._read.spec
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Read one of a skill's files; raise `ToolError`."""
+        """Read one of a skill's files, or raise `ToolError` if it can't be read."""
         return await self._read.call(arguments)
 
     async def read(self, name: str, file: str = FILE) -> str:

@@ -48,7 +48,7 @@ _STEP = 0.2
 
 
 def text_tokens(text: str) -> int:
-    """Estimate a text's tokens: one per four English letters, more in other scripts."""
+    """Estimate the text's tokens: one per four English letters, more in other scripts."""
     plain = text.encode("ascii", "ignore")
     tokens = _ascii_tokens(plain)
     if len(plain) < len(text):

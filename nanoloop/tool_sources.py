@@ -42,7 +42,10 @@ PACKAGES = "packages"
 def make_tools(
     settings: Settings, recall: Recall | None = None, servers: ToolServers | None = None
 ) -> Sequence[ToolSource]:
-    """Create the tools that agents can choose from, by source; raise `SettingsError`."""
+    """Create the tools that agents can choose from, by source.
+
+    Raise `SettingsError` if one of them can't be created.
+    """
     ours = TOOLS if recall is None else {**TOOLS, "recall": make_recall_tool(recall)}
     packages = packaged_tools(settings, settings.tools.of_plugins)
     functions = _functions(

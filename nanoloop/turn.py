@@ -163,9 +163,10 @@ class Turn:
         sentences: Sentences | None = None,
         tell: Tell | None = None,
     ) -> None:
-        """Create a turn; without `cutting`, nothing is left out, and the client runs `theirs`.
+        """Create a turn. Without `cutting`, nothing is left out.
 
-        `tell` sends what a tool says while it is running to the chat.
+        The client runs the tools in `theirs`. `tell` sends the chat whatever a tool says while it
+        is running.
         """
         self.session = session
         self._agent = agent

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word with the closest spelling, or None if none is close."""
+    """Return the known word with the closest spelling, or None if none are close."""
     return next(iter(get_close_matches(word, known, n=1)), None)
 
 
@@ -19,6 +19,6 @@ def did_you_mean(
     shown: Callable[[str], str] = repr,
     most: int = 1,
 ) -> str:
-    """Return a question with the closest known words; `otherwise` if none is close."""
+    """Return a question that suggests the closest known words, or `otherwise` if none are close."""
     near = get_close_matches(word, known, n=most)
     return f"did you mean {' or '.join(map(shown, near))}?" if near else otherwise

@@ -179,7 +179,7 @@ class SessionWriter:
         raise AssertionError("unreachable: the pauses never run out")
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
-        """Erase these entries permanently, like `Store.erase`; raise `NotPossible`.
+        """Erase these entries as `Store.erase` does; raise `NotPossible` if one doesn't exist.
 
         The same commit records that copies may remain, until `erased` removes that record.
         """
@@ -253,7 +253,7 @@ class SessionWriter:
             await self._order.write(session.id, partial(self._renew, session, whole=True))
 
     async def _renew(self, session: Session, *, whole: bool = False) -> None:
-        """Update the object to the stored state; raise `SessionNotFound`."""
+        """Update the object to the stored state; raise `SessionNotFound` if it was deleted."""
         read = self.store.get if whole or session.log.is_whole else self.store.load
         fresh = await self._patiently(partial(read, session.id))
         if fresh.created_at != session.created_at:  # deleted and created again

@@ -431,7 +431,7 @@ async def test_an_agent_that_asks_itself_is_told(is_sync):
     again = tool(again_sync, name="again") if is_sync else tool(again)
     agent.toolbox = Agent(tools=[again]).toolbox
     assert await agent.ask("go") == "done"
-    assert "can't ask the agent that called it" in agent.chat_history[2]["content"]
+    assert "can't use its own session" in agent.chat_history[2]["content"]
 
 
 async def test_ten_tasks_ask_one_after_the_other():

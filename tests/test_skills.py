@@ -189,9 +189,9 @@ BAD = {
     "---\nname: 5\ndescription: x\n---\n": "SKILL.md:2: name is 5: use up to 64",
     "---\nname: a\n---\n": "SKILL.md:1: description is missing: say what the skill is for",
     "---\nname: a\ndescription:\n---\n": "SKILL.md:3: description is missing",
-    "---\nname: a\ndescription: [x]\n---\n": "SKILL.md:3: description is not a text",
+    "---\nname: a\ndescription: [x]\n---\n": "SKILL.md:3: description is not text",
     f"---\nname: a\ndescription: {'x' * 1025}\n---\n": "SKILL.md:3: description has more than",
-    "---\nname: a\ndescription: x\nlicense: 1.0\n---\n": "SKILL.md:4: license is not a text",
+    "---\nname: a\ndescription: x\nlicense: 1.0\n---\n": "SKILL.md:4: license is not text",
     "---\nname: a\ndescription: x\nmetadata: y\n---\n": "SKILL.md:4: metadata is not a table",
     "---\nname: a\ndescription: 2025-02-30\n---\n": "SKILL.md:1: not valid YAML",
 }

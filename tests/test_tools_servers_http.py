@@ -194,7 +194,7 @@ async def test_an_answer_that_was_compressed_is_not_read(data):
         body = gzip.compress(b"x" * 100_000)
         send(handler, 200, body, content_encoding="gzip", content_type="application/json")
 
-    assert await reason_for(packed, data) == "it compresses its answers, which was not requested"
+    assert await reason_for(packed, data) == "it compressed its response, which was not requested"
 
 
 async def test_an_answer_without_end_is_cut(data, monkeypatch):

@@ -146,10 +146,10 @@ TOKEN_BYTES = 24
 
 
 def token_in(path: Path) -> tuple[str, bool]:
-    """Return the token in this file, and whether it was just generated; raises `SettingsError`.
+    """Return the token in this file, and whether it was just generated.
 
     Links and other users' files are rejected, so only this user can have written the file or can
-    read it.
+    read it. Raise `SettingsError` if the file can't be used.
     """
     is_new = False
     while (token := known_token(path)) is None:
@@ -159,7 +159,10 @@ def token_in(path: Path) -> tuple[str, bool]:
 
 
 def known_token(path: Path) -> str | None:
-    """Return the token in this file, or None if the file does not exist; raises `SettingsError`."""
+    """Return the token in this file, or None if the file does not exist.
+
+    Raise `SettingsError` if the file can't be used.
+    """
     with _in_a_sentence(path):
         token = _read(path)
     if token is not None and not re.fullmatch(r"[\w-]{16,200}", token, re.ASCII):

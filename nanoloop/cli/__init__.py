@@ -312,7 +312,7 @@ NAMESAKE = (
 
 
 def load_settings(args: argparse.Namespace, *, can_ask: bool = True) -> Settings:
-    """Load the settings for a command; raises `SettingsError`.
+    """Load the settings for a command; raise `SettingsError` if they are invalid.
 
     If a file in the current folder is not trusted, ask the user about it once if there is a
     terminal; otherwise, report which settings were left out.

@@ -1,4 +1,4 @@
-"""Formats and parses ages, sizes and durations for people."""
+"""Formats ages, sizes and durations for display, and parses them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def age(moment: datetime) -> str:
 
 
 def size(count: int) -> str:
-    """Format a number of bytes for people: 950 B, 1.2 kB, 3.4 MB."""
+    """Format a number of bytes for display: 950 B, 1.2 kB, 3.4 MB."""
     number = float(count)
     for unit in ("B", "kB", "MB"):
         if number < _KILO:

@@ -223,5 +223,5 @@ def _about(option: Action) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote a text as a single shell word."""
+    """Quote text as a single shell word."""
     return "'" + text.replace("'", "'\\''") + "'"

@@ -42,8 +42,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "answer",
         choices=("trust", "distrust"),
         nargs="?",
-        help="trust or distrust nanoloop.toml in this folder, as it is now; if omitted, show the "
-        "settings",
+        help="trust or distrust the current content of nanoloop.toml in this folder; if omitted, "
+        "show the settings",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print one JSON object, for scripts")

@@ -110,7 +110,10 @@ def _connect(plugin: Plugin, args: Namespace, settings: Settings) -> int:
 
 
 def _answers(plugin: Plugin, args: Namespace, own: Any) -> dict[str, str]:
-    """Collect answers from options, settings or the user, in that order; raises `SettingsError`."""
+    """Collect answers from options, settings or the user, in that order.
+
+    Raise `SettingsError` if a required answer is missing.
+    """
     keys = {question.name: question.name.replace("-", "_") for question in plugin.asks}
     told = {name: getattr(args, key) for name, key in keys.items() if getattr(args, key)}
     # If the user gives a password, ignore an earlier token from the settings.

@@ -28,7 +28,10 @@ _MINUTE = 60
 
 
 def fetch_model(model: Model, settings: Settings) -> Path:
-    """Return the path of a model's file, downloading it if necessary; raises `ModelError`."""
+    """Return the path of a model's file, downloading it if necessary.
+
+    Raise `ModelError` if that fails.
+    """
     if (path := settings.models / model.file).exists():
         return path
     shown = _bar if sys.stderr.isatty() else _lines
@@ -92,7 +95,7 @@ def said_first(model: Model, settings: Settings, rate: float | None) -> list[str
 
 
 def duration(seconds: float) -> str:
-    """Format a number of seconds for people, such as `40 seconds` or `3 minutes`."""
+    """Format a number of seconds for display, for example as `40 seconds` or `3 minutes`."""
     if seconds < 2 * _MINUTE:
         return f"{max(1, round(seconds))} seconds"
     return f"{seconds / _MINUTE:.0f} minutes"

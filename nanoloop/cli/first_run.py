@@ -144,7 +144,7 @@ Chosen = Mapping[str, str]
 
 
 def set_up(args: Namespace, settings: Settings) -> Settings:
-    """Find or choose a model, save it, and return the new settings; raises `NoModel`."""
+    """Choose and save a model, and return the new settings; raise `NoModel` if there is none."""
     return write_down(args, find_model(settings), settings)
 
 
@@ -525,7 +525,7 @@ def worthwhile(settings: Settings) -> tuple[list[Model], str]:
 
 
 def free_room(folder: Path) -> int:
-    """Return the free space on a folder's disk; the folder may not exist yet."""
+    """Return the free space on a folder's disk; the folder might not exist yet."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     return shutil.disk_usage(there).free
 

@@ -200,7 +200,7 @@ class MemoryMap:
         return "".join(SIGNS[self._places[index]] for index in range(0, count, step))
 
     def text(self) -> str:
-        """Format the whole map for people."""
+        """Format the whole map for display."""
         session = self._session
         reach = f"for all up to #{session.covered_seq}" if session.summary else "none yet"
         kept = f"{len(session.ledger)} kept word for word"

@@ -22,7 +22,7 @@ _UNFIT = "nanoloop"
 
 
 def say(text: object = "", *, end: str = "\n", err: bool = False, has_style: bool = False) -> None:
-    """Print a text at once, replacing characters that the terminal can't show.
+    """Print text at once, replacing characters that the terminal can't show.
 
     Control characters are replaced too, except for colours if `has_style` is set. This never
     raises: if the reader has closed the pipe, the output is dropped and the command continues.

@@ -155,7 +155,7 @@ def _text(entry: Entry, most: int) -> str:
 
 
 def short(number: float) -> str:
-    """Format a number for people: 950, 1.2k, 3.4M."""
+    """Format a number for display: 950, 1.2k, 3.4M."""
     if number < _THOUSAND:
         return f"{number:.0f}"
     if number < _MILLION:

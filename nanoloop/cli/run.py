@@ -91,7 +91,7 @@ def _shown(channel: Channel) -> str:
 
 
 def built(settings: Settings, telemetry: Telemetry) -> tuple[App, Sequence[Channel]]:
-    """Build the app with its channels; raises `SettingsError` and `NothingToServe`."""
+    """Build the app with its channels; raise `SettingsError` or `NothingToServe` if that fails."""
     app = App.of(settings, telemetry=telemetry)
     found = (_standard_input(app, settings), *make_channels(settings, app))
     channels = [channel for channel in found if channel is not None]

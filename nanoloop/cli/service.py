@@ -112,11 +112,14 @@ class Manager(Protocol):
         ...
 
     def start(self) -> Iterator[str]:
-        """Start the service now and automatically later; yields advice. Raises `NoService`."""
+        """Start the service now and automatically later, and yield advice.
+
+        Raise `NoService` if that fails.
+        """
         ...
 
     def restart(self) -> None:
-        """Restart the service; raises `NoService`."""
+        """Restart the service; raise `NoService` if that fails."""
         ...
 
     def remove(self) -> None:
@@ -133,7 +136,10 @@ class Manager(Protocol):
 
 
 def install(settings: Settings) -> None:
-    """Write and start the service for these settings, and report it; raises `NoService`."""
+    """Write and start the service for these settings, and report it.
+
+    Raise `NoService` if that fails.
+    """
     fetch_local_models(settings)  # otherwise, the first start would take that long
     manager, service = _manager(), service_for(settings)
     there = manager.file.exists()

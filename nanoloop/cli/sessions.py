@@ -378,7 +378,7 @@ def _text_of(file: str) -> str:
 
 
 def _session_in(text: str) -> Session:
-    """Return the session in a file of any known format; raises ValueError or TypeError."""
+    """Return the session in this text; raise ValueError or TypeError if no format fits."""
     data, first = _mapping_in(text), _mapping_in(text.lstrip().partition("\n")[0])
     if isinstance(data.get("messages"), list):
         return from_magent(data)
@@ -499,7 +499,7 @@ async def _nobody(sessions: Sessions, name: str, wanted: str) -> str:
 
 
 def prune(args: Namespace, settings: Settings) -> int:
-    """Archive conversations that have long been unused, or delete archived ones."""
+    """Archive conversations that have not been used for a long time, or delete archived ones."""
     infos = anyio.run(_unused, args, settings)
     if not infos:
         _tell("no conversation is that old")

@@ -88,7 +88,7 @@ def run(args: Namespace) -> int:
 
 
 def _settings_so_far(args: Namespace) -> Settings:
-    """Load the settings that the answers will change; the named file may not exist yet."""
+    """Load the settings that the answers will change; the named file might not exist yet."""
     file = args.config
     if file and not Path(file).exists():
         args.config = None

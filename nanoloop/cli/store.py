@@ -250,7 +250,7 @@ async def _adopt(_: Namespace, settings: Settings) -> int:
 async def _opened(
     settings: Settings, url: str | None, *, read_only: bool = False
 ) -> AsyncIterator[Any]:
-    """Open the store at this URL, or the configured one; raises `SettingsError`."""
+    """Open the store at this URL or the configured one; raise `SettingsError` if that fails."""
     try:
         place = None if url is None else store_url(url)
     except ValueError as error:

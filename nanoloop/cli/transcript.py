@@ -128,7 +128,7 @@ def about(session: Session) -> str:
 
 
 def _shown(entry: Entry) -> str:
-    """Format an entry for people; thoughts and unknown types are left out."""
+    """Format an entry for display; thoughts and unknown types are left out."""
     if entry.type == MESSAGE:
         said = for_people(entry)
         return f"{_local(entry.timestamp)}  #{entry.seq}  {entry.role}\n{_set_in(said)}"
@@ -141,7 +141,7 @@ def _shown(entry: Entry) -> str:
 
 
 def one_line(text: str) -> str:
-    """Put a text on one line and shorten it."""
+    """Put text on one line and shorten it."""
     text = " ".join(text.split())
     return text if len(text) <= _LINE_SHOWN else f"{text[:_LINE_SHOWN]}..."
 

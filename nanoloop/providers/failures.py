@@ -131,7 +131,10 @@ class ServerSaid(Exception):
 
 
 def answered(asked: Asked, data: bytes) -> Mapping[str, Any]:
-    """Parse an answer or one of its events; raises `BadAnswer` and `ServerSaid`."""
+    """Parse an answer or one of its events.
+
+    Raise `BadAnswer` if it is malformed, or `ServerSaid` if it reports an error.
+    """
     found = decoded(data)
     if not isinstance(found, dict):
         raise no_answer(asked, data)

@@ -294,7 +294,7 @@ async def body(response: httpx2.Response, limit: int) -> bytes:
 
 
 async def events(response: httpx2.Response, limits: AnswerLimits) -> AsyncIterator[bytes]:
-    """Yield the data from each server-sent event as it arrives; raises `TooMuch`."""
+    """Yield the data of each server-sent event; raise `TooMuch` if a limit is exceeded."""
     raw, rest, is_first = response.aiter_raw(), bytearray(), True
     async with aclosing(_inflated(response, raw, limits.stream_bytes)) as pieces:
         async for piece in pieces:

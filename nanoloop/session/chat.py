@@ -479,7 +479,7 @@ def call_id_of(call: Entry) -> str:
 
 
 class HandedMessages:
-    """Entries as chat messages for a handler, and the conversion of its changes back to entries."""
+    """Converts entries to chat messages for a handler, and its changes back to entries."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._spans = [span for span in spans_of(entries) if span.message is not None]
@@ -550,7 +550,7 @@ def _flat(groups: Iterable[Sequence[Entry]]) -> list[Entry]:
 
 
 def _span_name(span: MessageSpan) -> int | str:
-    """Return a span's key: its number if it has one, because its id may not be unique."""
+    """Return a span's key: its number if it has one, because its id might not be unique."""
     return span.entries[0].seq or span.entries[0].id
 
 

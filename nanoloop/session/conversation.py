@@ -321,7 +321,7 @@ class Conversation:
 
     @property
     def unsent(self) -> tuple[int, ...]:
-        """The numbers of answers that may not have arrived, oldest first."""
+        """The numbers of answers that might not have arrived, oldest first."""
         return self.queue.unsent
 
     def owe(self, seq: int) -> None:

@@ -271,7 +271,7 @@ class ImportedHistory:
 
 
 def imported_history(data: Mapping[str, Any]) -> ImportedHistory | None:
-    """Read the history from the data, or return None; raise TypeError or ValueError.
+    """Read the history, or return None; raise TypeError or ValueError if it is invalid.
 
     `entries` has more details than `full_chat_history`, but the latter takes priority if someone
     edited it.
@@ -351,7 +351,7 @@ def parsed(
     format: str | None = None,  # noqa: A002 - the original API's name
     key_path: str | None = None,
 ) -> Mapping[str, Any]:
-    """Return the mapping in a text, or the one at a dotted path within it.
+    """Return the mapping in this text, or the one at a dotted path within it.
 
     Raise ValueError with the position of a syntax error, or TypeError if the value is not a
     mapping.

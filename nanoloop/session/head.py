@@ -226,7 +226,7 @@ class Identity:
     """True if using the session restarts its lifetime."""
 
     def __post_init__(self) -> None:
-        """Check and normalise the fields; raise `InvalidSessionId`."""
+        """Check and normalise the fields; raise `InvalidSessionId` if the id is invalid."""
         own = {
             "id": checked_id(self.id),
             "metadata": copied(self.metadata),

@@ -159,8 +159,8 @@ class Log:
     def rewrite(self, entries: Sequence[Entry]) -> list[Entry]:
         """Make these entries the history, and return them with their new numbers.
 
-        If they are the end of the log, they don't change. Otherwise they are appended again,
-        because numbers only increase and durable entries are never rewritten.
+        If they are already the last entries in the log, they keep their numbers. Otherwise they are
+        appended again, because numbers only increase and durable entries are never rewritten.
         """
         seqs = [entry.seq for entry in entries]
         if seqs and seqs == [entry.seq for entry in self.between(seqs[0] - 1, self.last)]:

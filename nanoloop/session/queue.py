@@ -130,7 +130,7 @@ class Queue:
         self.senders: Mapping[int, str] = {}
         """The process that sends an answer, if another process answers now."""
         self.unsent: tuple[int, ...] = ()
-        """The numbers of answers that may not have arrived, oldest first."""
+        """The numbers of answers that might not have arrived, oldest first."""
 
     def hold(self, entry: Entry) -> None:
         """Queue a message until its turn comes."""

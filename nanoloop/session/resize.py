@@ -427,8 +427,8 @@ def _checked_result(said: Any) -> tuple[list[Any], list[Any], Any]:
         if _are_messages(full) and _are_messages(current):
             return list(full), list(current), memo
     raise TypeError(
-        f"a resize handler must return (full, current, memo), two lists of messages and the memo, "
-        f"not {type(said).__name__}"
+        f"a resize handler must return (full, current, memo): two lists of messages and the memo; "
+        f"got {type(said).__name__}"
     )
 
 
@@ -512,7 +512,7 @@ def _content(message: Mapping[str, Any]) -> Any:
 
 
 def _object_in(text: str) -> Any:
-    """Return the JSON value in a text, ignoring any code fence or text around it, or None."""
+    """Return the JSON value in this text, ignoring anything around it, or None."""
     fenced = _FENCE.match(text.strip())
     whole = fenced[1] if fenced else text.strip()
     for candidate in (whole, whole[whole.find("{") : whole.rfind("}") + 1]):

@@ -118,10 +118,10 @@ class Session(Conversation):
             self.touch()
 
     def renew(self, fresh: Session) -> None:
-        """Take over the state of another object for this session; unsaved changes are lost.
+        """Adopt the state of another object that represents the same session.
 
-        Users of this object can continue to use it: it keeps its handlers, its settings' parent and
-        its provider.
+        This object's unsaved changes are lost. Existing references to this object stay valid: it
+        keeps its handlers, its provider and the parent of its settings.
         """
         with self.lock:
             for name in _STANDING:

@@ -80,7 +80,9 @@ class Mutex:
         with self._guard:
             known = [*self._waiting, self._holder] if self._holder else []
         if any(waiter and waiter.thread == thread for waiter in known):
-            raise RuntimeError("this event loop is running a resize: use `await async_resize()`")
+            raise RuntimeError(
+                "this event loop is already resizing this session: use `await async_resize()`"
+            )
 
     async def __aenter__(self) -> None:
         if id(self) in _HELD.get():

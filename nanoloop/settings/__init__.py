@@ -239,7 +239,7 @@ class SummarySettings(Section):
 
 
 class SessionSettings(Section):
-    """Rules that resize a chat's history after its answers. By default there are none."""
+    """Rules that resize a chat's history after each answer. By default there are none."""
 
     mode: Literal["lite", "memo"] = "lite"
     """The kind of resize: `lite` only trims the window, `memo` also updates a memo of the chat."""

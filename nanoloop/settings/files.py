@@ -40,7 +40,7 @@ class SettingsFile:
 
 
 def read_file(path: Path, *, beneath: Path | None = None) -> SettingsFile:
-    """Read a settings file; raise `UnreadableFile`.
+    """Read a settings file, or raise `UnreadableFile` if it can't be read or parsed.
 
     `beneath` is described at `text_of`.
     """
@@ -53,7 +53,7 @@ _MOST_BYTES = 1_000_000
 
 
 def text_of(path: Path, *, beneath: Path | None = None) -> str:
-    """Return the file's text; raise `UnreadableFile`.
+    """Return the file's text, or raise `UnreadableFile` if it can't be read.
 
     `beneath` is a folder that someone else may have filled; links inside it are not followed.
     """
@@ -81,7 +81,7 @@ def text_of(path: Path, *, beneath: Path | None = None) -> str:
 
 
 def parse(text: str) -> SettingsFile:
-    """Parse TOML text; raise `UnreadableFile`."""
+    """Parse TOML text, or raise `UnreadableFile` if its syntax is wrong."""
     try:
         return SettingsFile(table=tomllib.loads(text), lines=_lines(text))
     except tomllib.TOMLDecodeError as error:

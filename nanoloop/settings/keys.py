@@ -170,7 +170,7 @@ def is_named(field: FieldInfo) -> bool:
 
 
 def by_name(field: FieldInfo) -> ByName | None:
-    """Return the field's mark for tables that depend on their names, or None."""
+    """Return the field's mark if its tables' types depend on their names, otherwise None."""
     return next((mark for mark in field.metadata if isinstance(mark, ByName)), None)
 
 

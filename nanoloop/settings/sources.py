@@ -321,7 +321,7 @@ def _of_user(env: Mapping[str, str]) -> Source:
 
 
 class _Texts(EnvSettingsSource):
-    """Parses settings from texts: a list is comma-separated, and a table is JSON."""
+    """Parses settings from text: a list is comma-separated, and a table is JSON."""
 
     def __init__(self, model: type[BaseSettings], texts: Mapping[str, str]) -> None:
         super().__init__(model, case_sensitive=True, env_nested_delimiter="__")

@@ -56,7 +56,7 @@ class KeySeal:
         """Return the original bytes; raise ValueError if no key matches or the place differs."""
         mark, name, code = text.split(".")
         if mark != MARK or name not in self._ciphers:
-            raise ValueError("not a text that these keys encrypted")
+            raise ValueError("this text was not encrypted with any of these keys")
         return self._ciphers[name].open(code, place)
 
     def cipher(self, keys: Iterable[bytes]) -> Cipher:
@@ -64,7 +64,7 @@ class KeySeal:
         return Cipher(_derived(b"".join(keys), b"keys", 32))
 
     def open_former(self, text: str) -> bytes:
-        """Decrypt a text written by an earlier version; raise ValueError if no key matches."""
+        """Decrypt text written by an earlier version; raise ValueError if no key matches."""
         try:
             return self._fernet.decrypt(text)
         except InvalidToken as error:
@@ -87,7 +87,7 @@ class Cipher:
         sealed = urlsafe_b64decode(code)
         # Each text has only one valid form, but decoding would ignore foreign characters in it.
         if urlsafe_b64encode(sealed).decode() != code:
-            raise ValueError("not a text that this version encrypted")
+            raise ValueError("this text was not encrypted by this version")
         try:
             return self._aes.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], place)
         except InvalidTag as error:

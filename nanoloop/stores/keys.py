@@ -232,13 +232,13 @@ class KeysFile:
         """
         mark, joined, code = text.split(".")
         if mark != MARK_OF_KEYS:
-            raise ValueError("not a text that these keys encrypted")
+            raise ValueError("this text was not encrypted with any of these keys")
         try:
             return self._cipher(joined).open(code, place)
         except KeyDestroyed:
             # In a place where it never encrypted anything, naming a destroyed key erases nothing.
             if any(name.partition("-")[0].encode() not in place for name in joined.split("+")):
-                raise ValueError("not a text that was encrypted for this place") from None
+                raise ValueError("this text was not encrypted for this place") from None
             raise
 
     def _cipher(self, joined: str) -> Cipher:

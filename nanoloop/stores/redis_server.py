@@ -52,7 +52,7 @@ def client_of(url: str, *, timeout_seconds: float) -> Client:
 
 
 def place_of(url: str) -> str:
-    """Return the server's address for people, without user and password."""
+    """Return the server's address for display, without user and password."""
     parts = urlsplit(url)
     if not parts.hostname:
         return parts.path
@@ -93,7 +93,7 @@ class RedisServer:
         self._where = place_of(url)
 
     async def ask(self, *calls: Call) -> list[Any]:
-        """Make these calls together and return their results; raise `StoreError`.
+        """Make these calls together and return their results; raise `StoreError` if that fails.
 
         They may be made twice, because the outcome is unknown after a lost connection.
         """
@@ -145,7 +145,7 @@ class RedisServer:
         return f"Redis at {self._where} failed ({said}): see its log"
 
     async def check(self) -> bool:
-        """Reject a server that is too old or drops sessions; raise `StoreError`.
+        """Raise `StoreError` if the server is too old or drops sessions.
 
         Return True if the server never drops a key by itself.
         """

@@ -76,7 +76,7 @@ class SealedState:
 
     @classmethod
     def of(cls, said: Mapping[str, Any], *, revision: int) -> SealedState:
-        """Read the state from a head; raise LookupError, TypeError or ValueError."""
+        """Read the state from a head; raise LookupError, TypeError or ValueError if invalid."""
         parts = {str(name): int(number) for name, number in said["parts"].items()}
         gone = tuple((int(first), int(last)) for first, last in said["gone"])
         return cls(
@@ -356,7 +356,7 @@ def decoding(session_id: str) -> Iterator[None]:
 
 
 def head_of(session_id: str, raw: Any, decode: Decode) -> Mapping[str, Any]:
-    """Decode and check a head; raise `SessionDamaged`."""
+    """Decode and check a head; raise `SessionDamaged` if it is invalid."""
     with decoding(session_id):
         return _checked_head(decode(raw))
 
@@ -429,7 +429,7 @@ def _is_time(text: Any) -> bool:
 def sections_of(
     session_id: str, pairs: Iterable[tuple[str, Any]], decode: Decode
 ) -> dict[str, Any]:
-    """Decode and check the sections, which include the identity; raise `SessionDamaged`."""
+    """Decode the sections, including the identity; raise `SessionDamaged` if one is invalid."""
     with decoding(session_id):
         sections = {name: decode(raw) for name, raw in pairs if name != NOTED}
         _must(ABOUT in sections, "its id is missing")
@@ -441,7 +441,7 @@ def sections_of(
 
 
 def entries_of(session_id: str, pairs: Iterable[tuple[int, Any]], decode: Decode) -> list[Entry]:
-    """Decode entries and their numbers; raise `SessionDamaged`."""
+    """Decode entries and their numbers; raise `SessionDamaged` if one is invalid."""
     entries = []
     for seq, raw in pairs:
         try:

@@ -117,10 +117,10 @@ class SessionFile:
 
     @contextmanager
     def erasing(self) -> Iterator[Callable[[], None]]:
-        """Record beside the file that it may contain traces of erased data.
+        """Leave a note beside the file saying that it may contain traces of erased data.
 
-        This yields a function that removes the record. If a process is killed and leaves a record,
-        the next process that opens the file for writing deals with it.
+        This yields a function that removes the note. If a process is killed and leaves a note, the
+        next process that opens the file for writing removes the traces.
         """
         self.check_writes()
         make_folder(self.path.parent)
@@ -130,7 +130,7 @@ class SessionFile:
             yield partial(note.unlink, missing_ok=True)
 
     def _finish_erasing(self, connection: sqlite3.Connection) -> None:
-        """Remove the traces that stopped processes recorded, as far as this is possible now."""
+        """Remove the traces that stopped processes noted, as far as this is possible now."""
         for note in self.path.parent.glob(f"{escape(self.path.name)}{_ERASING}*"):
             with suppress(BlockingIOError, FileNotFoundError), locked_file(note, os.O_RDWR):
                 try:

@@ -132,7 +132,7 @@ class DatabaseStore:
         return session
 
     async def add(self, session: Session, *, replace: bool = False) -> None:
-        """Make a session created elsewhere durable here; raise `SessionExists`."""
+        """Make a session created elsewhere durable; raise `SessionExists` if its id is taken."""
         await self.order.write(session.id, lambda: self._begin(session, may_replace=replace))
 
     async def _begin(self, session: Session, *, may_replace: bool) -> None:

@@ -28,7 +28,7 @@ CLAIM = "claim"
 """The metadata key for the turn's claim number when the call was made."""
 
 Tell = Callable[[str], Awaitable[None]]
-"""Sends a text to the turn's chat."""
+"""Sends text to the turn's chat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class Outlet:
                         yield calls
 
     def say(self, text: str) -> bool:
-        """Accept a text from the event loop or a thread; return True if it will be sent."""
+        """Accept text from the event loop or a thread; return True if it will be sent."""
         if self._loop is None:
             return False
         token, thread = self._loop

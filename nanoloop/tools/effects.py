@@ -353,7 +353,10 @@ class Effects:
 
 
 def with_ids(calls: Sequence[ToolCall], *, taken: Collection[str | None] = ()) -> list[ToolCall]:
-    """Return the calls with distinct ids, even if the server gave none, or one that is `taken`."""
+    """Return the calls, giving each a unique id.
+
+    A call gets a new id if the server sent none or sent one already in `taken`.
+    """
     seen = set(taken)
     distinct = []
     for call in calls:

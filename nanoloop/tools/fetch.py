@@ -30,7 +30,7 @@ class FetchSettings(BaseModel):
 
 
 class WebReader:
-    """Fetches addresses given by a model, with the checks of `Fetcher`."""
+    """Fetches URLs supplied by a model, applying the same checks as `Fetcher`."""
 
     def __init__(self, fetcher: Fetcher | None = None) -> None:
         self._fetcher = fetcher or Fetcher()
@@ -71,7 +71,7 @@ def _is_page(found: Fetched) -> bool:
 
 
 def _as_declared(found: Fetched) -> bytes:
-    """Return a text in UTF-8, with a mark that says so, if its declared encoding is correct."""
+    """Return this text in UTF-8, with a mark that says so, if its declared encoding is correct."""
     try:
         return found.data.decode(found.charset).encode("utf-8-sig") if found.charset else found.data
     except (LookupError, UnicodeError):

@@ -107,7 +107,7 @@ class FunctionTool(Generic[P, R]):
         return await self._done(self.function, work)
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Check the arguments without running the function; raise `BadArguments`."""
+        """Check the arguments, but don't run the function; raise `BadArguments` if one is wrong."""
         self._arguments.checked(arguments)
 
     async def _settled(self, settle: Settle, call: str) -> Any:
@@ -308,7 +308,7 @@ class Arguments:
         """A JSON schema of type object, in the order of definition."""
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments as the function expects them; raise `BadArguments`."""
+        """Return the arguments as the function expects them; raise `BadArguments` if invalid."""
         from pydantic import ValidationError  # noqa: PLC0415 - slow to import, late on purpose
 
         try:

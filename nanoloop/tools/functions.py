@@ -39,7 +39,7 @@ _stamps: dict[str, Stamp | None] = {}
 
 
 def function_named(name: str, *, beside: Path | None = None, data: Path | None = None) -> Any:
-    """Return the object that `module:function` names; raise `SettingsError`.
+    """Return the object that `module:function` names; raise `SettingsError` if there is none.
 
     `beside` is the settings file that names it, and `data` is the data folder, if its `tools/`
     counts.

@@ -170,12 +170,18 @@ class Accepted:
         self._file = folder / FILE
 
     def of(self, server: str) -> Listing | None:
-        """Return the server's accepted tools, or None for a new server; raise `SettingsError`."""
+        """Return the server's accepted tools, or None for a new server.
+
+        Raise `SettingsError` if the file can't be read.
+        """
         known = self._read().get(server)
         return None if known is None else _accepted_in(known)
 
     def learn(self, server: str, listing: Listing) -> Listing:
-        """Record the server's offer, and return its accepted tools; raise `SettingsError`."""
+        """Record the server's offer, and return its accepted tools.
+
+        Raise `SettingsError` if the file can't be used.
+        """
 
         def act(known: dict[str, Any]) -> None:
             said = {

@@ -83,7 +83,7 @@ class ServerLogins:
         self._folder = folder / FOLDER
         self._make_sealing = make_sealing
         self._not_stored: dict[str, ServerLogin] = {}
-        """Logins that the disk refused; the tokens in the files may no longer count."""
+        """Logins that can't be written to disk; the tokens in the files may no longer be valid."""
 
     @cached_property
     def _sealing(self) -> FolderSealing:
@@ -101,7 +101,7 @@ class ServerLogins:
         return about.st_mtime_ns, about.st_ino
 
     def of(self, server: str) -> ServerLogin | None:
-        """Return the login to this server, if there is one; raise `SettingsError`."""
+        """Return the login to this server, if any; raise `SettingsError` if it can't be read."""
         if server in self._not_stored:
             return self._not_stored[server]
         file = self._file(server)
@@ -116,9 +116,10 @@ class ServerLogins:
             return None  # treated as missing: the next login replaces it
 
     def keep(self, server: str, login: ServerLogin) -> None:
-        """Store the login, durably and for its owner only.
+        """Store the login durably, readable only by its owner.
 
-        Raise `SettingsError` if the disk refuses; this process then goes on with the login.
+        Raise `SettingsError` if it can't be written to disk; this process keeps using the login
+        anyway.
         """
         file = self._file(server)
         self._not_stored[server] = login
@@ -132,7 +133,7 @@ class ServerLogins:
         del self._not_stored[server]
 
     def remove(self, server: str) -> ServerLogin | None:
-        """Remove the login and return it, or None if there is none; raise `SettingsError`."""
+        """Remove and return the login, if any; raise `SettingsError` if it can't be removed."""
         login, file = self.of(server), self._file(server)
         if self.stamp(server) is None:
             return None

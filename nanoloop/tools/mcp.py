@@ -215,7 +215,7 @@ class ServerConnection:
         raise ToolError("the server did not come to a result")
 
     async def _said_to(self, asked: object) -> wire.ListRootsResult | wire.CreateMessageResult:
-        """Answer a server's request that no person has to answer; raise `ToolError`."""
+        """Answer a server's request without a person; raise `ToolError` if it isn't offered."""
         if isinstance(asked, wire.ListRootsRequest):
             return wire.ListRootsResult(roots=[])
         if isinstance(asked, wire.CreateMessageRequest):
@@ -223,7 +223,7 @@ class ServerConnection:
         raise ToolError("the server asks for something that nanoloop does not offer")
 
     async def _sampled(self, params: wire.CreateMessageRequestParams) -> wire.CreateMessageResult:
-        """Ask the model for the server, with its own words only; raise `ToolError`."""
+        """Ask the model with only the server's words; raise `ToolError` if that is not allowed."""
         if self.sampling is None:
             raise ToolError(
                 "the server wants to ask a model, which it may not: set sampling_tokens"
@@ -399,7 +399,7 @@ def _only_text(message: wire.SamplingMessage) -> str:
 
 
 def going_on(state: Mapping[str, Any], answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a call needs to go on with the person's answer."""
+    """Return what a call needs to continue with the person's answer."""
     said = wire.ElicitResult(action=answer["action"], content=answer.get("content"))
     return {
         "input_responses": {str(state["name"]): said},

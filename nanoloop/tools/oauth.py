@@ -62,7 +62,7 @@ async def log_in(
     show: Callable[[str], Awaitable[None]],
     answer: Callable[[], Awaitable[str]],
 ) -> ServerLogin:
-    """Log in as a person does; raise `LoginFailed`.
+    """Log in as a person does; raise `LoginFailed` if that fails.
 
     `show` receives the address to open in a browser, and `answer` returns the address that the
     browser is then redirected to, which begins with `redirect`.
@@ -81,7 +81,7 @@ async def log_in(
 
 
 async def machine_login(place: ToolServerPlace) -> ServerLogin:
-    """Log in with the client's own id and secret; raise `LoginFailed`."""
+    """Log in with the client's own id and secret; raise `LoginFailed` if that fails."""
     provider = ClientCredentialsOAuthProvider(
         place.url, _LoginMemory(None), place.client_id, place.client_secret, issuer=place.issuer
     )

@@ -67,7 +67,7 @@ class ServerPrompt:
         return [name for name, needed in self.listed.arguments.items() if needed > (name in given)]
 
     async def texts(self, given: Mapping[str, str]) -> Sequence[PromptText]:
-        """Get its messages from the server, cut to `LONGEST_TEXT`; raise `ToolError`."""
+        """Get the prompt's messages, cut to `LONGEST_TEXT`; raise `ToolError` if that fails."""
         texts: list[PromptText] = []
         left = LONGEST_TEXT
         for role, text in await self._fetch(self.listed.name, given):

@@ -21,7 +21,7 @@ _TRUE, _FALSE = frozenset({"yes", "true", "1", "on"}), frozenset({"no", "false",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolQuestion:
-    """What a tool asks the person before its call can go on."""
+    """What a tool asks the person before its call can continue."""
 
     form: Mapping[str, Any]
     """The `message`, and the `fields` to fill in: a JSON schema each, by name."""

@@ -71,7 +71,7 @@ class AttachmentReader:
                     yield str(file.get("ref")).removeprefix(SCHEME)
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """Read a part, or the places with some words; raises `ToolError`."""
+        """Read a part, or search for words; raise `ToolError` if the file can't be read."""
         wanted, start, words = _checked(arguments)
         file_id = next((each for each in self._long_files() if each.startswith(wanted)), wanted)
         kept = await self._attachments.to_send(self._session.id, file_id)

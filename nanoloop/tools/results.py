@@ -100,7 +100,7 @@ class Results:
         return clipped(outcome.whole, outcome.chars, more=more), {WHOLE: short, FILES: [facts]}
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """Return a part of a result, or the matches of a search; raises `ToolError`."""
+        """Return a part of a result, or a search's matches; raise `ToolError` if it is gone."""
         wanted, start, words = _checked(arguments)
         text = await self._text(wanted)
         start = min(start, len(text))
@@ -119,7 +119,7 @@ class Results:
 
 
 def clipped(text: str, chars: int, *, more: str = "") -> str:
-    """Return the head and tail of a text that is too long, with a note on how much is left out.
+    """Return the head and tail of text that is too long, with a note on how much is left out.
 
     `more` is added to the note.
     """

@@ -71,7 +71,7 @@ class ToolServerFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolLoginNotStored(Event):
-    """A renewed login to a tool server could not be stored; this process goes on with it."""
+    """A renewed login to a tool server could not be stored; this process keeps using it."""
 
     level: ClassVar = "warning"
     server: str
@@ -149,7 +149,7 @@ class ServerTool:
     async def resume(
         self, arguments: Mapping[str, Any], state: Mapping[str, Any], answer: Mapping[str, Any]
     ) -> Any:
-        """Let a call go on with the person's answer to its question; same errors as `call`."""
+        """Continue a call with the person's answer to its question; same errors as `call`."""
         mcp = import_module("nanoloop.tools.mcp")  # loaded since the server was connected
         return await self._call(arguments, mcp.going_on(state, answer))
 

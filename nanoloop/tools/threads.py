@@ -17,8 +17,8 @@ from nanoloop.errors import ToolError
 
 
 @dataclass(slots=True, kw_only=True)
-class _Places:
-    """The places for running calls in one event loop."""
+class _Slots:
+    """The slots for calls running in one event loop."""
 
     limiter: anyio.CapacityLimiter
     left_behind: int = 0
@@ -29,51 +29,51 @@ class _Work:
     """One call, on its way from the event loop to a thread and back."""
 
     function: Callable[[], Any]
-    places: _Places
+    slots: _Slots
     result: Any = None
     error: BaseException | None = None
     abandoned: bool = False
     done: anyio.Event = field(default_factory=anyio.Event)
 
     def finish(self) -> None:
-        """Return the place, in the event loop, once the thread has really ended."""
-        self.places.left_behind -= self.abandoned
-        self.places.limiter.release_on_behalf_of(self)
+        """Release the slot, in the event loop, once the thread has really ended."""
+        self.slots.left_behind -= self.abandoned
+        self.slots.limiter.release_on_behalf_of(self)
         self.done.set()
 
 
 class Threads:
-    """Runs at most `limit` calls at once; an abandoned call keeps its place until it ends.
+    """Runs at most `limit` calls at once; an abandoned call keeps its slot until it ends.
 
     Unlike anyio's, the threads are daemons, so that the process can end even if one hangs.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._per_loop: RunVar[_Places] = RunVar("places")
+        self._per_loop: RunVar[_Slots] = RunVar("slots")
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """Run the function in a thread; raise its error, or `ToolError` if all places are stuck."""
-        places = self._places()
-        if places.left_behind >= self._limit:
+        """Run the function in a thread; raise its error, or `ToolError` if all slots are stuck."""
+        slots = self._slots()
+        if slots.left_behind >= self._limit:
             raise ToolError(
-                f"{places.left_behind} earlier calls of this tool are still hanging: continue "
+                f"{slots.left_behind} earlier calls of this tool are still hanging: continue "
                 "without it"
             )
-        work = _Work(function=function, places=places)
-        await places.limiter.acquire_on_behalf_of(work)
+        work = _Work(function=function, slots=slots)
+        await slots.limiter.acquire_on_behalf_of(work)
         self._start(work)
         await self._finished(work)
         if work.error is not None:
             raise work.error
         return work.result
 
-    def _places(self) -> _Places:
-        places = self._per_loop.get(None)
-        if places is None:
-            places = _Places(limiter=anyio.CapacityLimiter(self._limit))
-            self._per_loop.set(places)
-        return places
+    def _slots(self) -> _Slots:
+        slots = self._per_loop.get(None)
+        if slots is None:
+            slots = _Slots(limiter=anyio.CapacityLimiter(self._limit))
+            self._per_loop.set(slots)
+        return slots
 
     def _start(self, work: _Work) -> None:
         arguments = (copy_context().run, work, current_token())
@@ -89,7 +89,7 @@ class Threads:
         finally:
             if not work.done.is_set():
                 work.abandoned = True
-                work.places.left_behind += 1
+                work.slots.left_behind += 1
 
 
 def _run(body: Callable[..., Any], work: _Work, token: EventLoopToken) -> None:

@@ -120,7 +120,7 @@ class ToolOutcome:
     is_unknown: bool = False
     """True if the call was interrupted, and not even its tool can tell whether it took effect."""
     question: ToolQuestion | None = None
-    """What the tool asks the person; the call goes on with the answer."""
+    """What the tool asks the person; the call continues with the answer."""
 
 
 class Toolbox:
@@ -222,7 +222,7 @@ class Toolbox:
     async def resume(
         self, call: ToolCall, state: Mapping[str, Any], answer: Mapping[str, Any]
     ) -> ToolOutcome:
-        """Let a call that asked the person something go on with the answer; like `run`."""
+        """Like `run`, but continue a call that asked the person something with the answer."""
         return await self._outcome(_Run(call=call, resumes=(state, answer)))
 
     async def _outcome(self, run: _Run) -> ToolOutcome:
@@ -336,7 +336,7 @@ class _Run:
             )
 
     def outcome(self, chars: int) -> ToolOutcome:
-        error = clipped(_sendable(self.error or "an error without a text"), chars)
+        error = clipped(_sendable(self.error or "an error without text"), chars)
         success = self.error is None
         self.text = _sendable(self.text)
         # After the text, which may be cut.

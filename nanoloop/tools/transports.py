@@ -175,7 +175,7 @@ class _Bounded(httpx2.AsyncBaseTransport):
         response = await self._inner.handle_async_request(request)
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
-            raise ServerGone("it compresses its answers, which was not requested")
+            raise ServerGone("it compressed its response, which was not requested")
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
             # Each event has a limit, but the stream has no end.
             response.stream = _Counted(response.stream)  # type: ignore[arg-type] # an async one

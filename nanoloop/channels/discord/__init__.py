@@ -28,7 +28,7 @@ class DiscordSettings(PlatformSettings):
 
 
 def make(own: DiscordSettings, folder: Path) -> DiscordPlatform:
-    """Create the platform; raises `SettingsError`."""
+    """Create the platform, or raise `SettingsError` if the token can't be valid."""
     # Imported here, because reading the settings must not require the library.
     from nanoloop.channels.discord.platform import DiscordPlatform  # noqa: PLC0415 - as above
 

@@ -519,7 +519,10 @@ _RIGHTS = discord.Permissions(
 
 
 async def connect(token: str) -> Connected:
-    """Return the token's bot and an invitation link; raises `Refused` or `SendLater`."""
+    """Return the token's bot and an invitation link.
+
+    Raise `Refused` if the token can't be used, or `SendLater` if Discord can't be reached.
+    """
     client = discord.Client(intents=discord.Intents.none())
     try:
         with explained():

@@ -235,7 +235,7 @@ class Drafts:
         return (of_groups or limits.edit_seconds or 0) * self._shown_in[chat]
 
     async def _shown(self, draft: Draft) -> float | None:
-        """Show the text so far; returns how long to wait if the platform asks for a pause."""
+        """Show the text so far; if the platform asks for a pause, return how long to wait."""
         text = closed(draft.text).strip()
         if not text or not self._connection.is_up:
             return None

@@ -25,7 +25,7 @@ class Markup:
     """Describes a platform's markup. Except for code, its functions get text already marked up."""
 
     escape: Callable[[str], str]
-    """Escapes a text so that no character in it counts as markup."""
+    """Escapes text so that no character in it counts as markup."""
     bold: Callable[[str], str]
     italic: Callable[[str], str]
     strike: Callable[[str], str]
@@ -194,12 +194,12 @@ _JOINED = "\u200d\ufe0f\ufe0e"
 
 
 def utf16(text: str) -> int:
-    """Return the length of a text in UTF-16 code units, as Telegram counts it."""
+    """Return the length of this text in UTF-16 code units, as Telegram counts it."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def utf8(text: str) -> int:
-    """Return the length of a text in bytes."""
+    """Return the length of this text in bytes."""
     return len(text.encode("utf-8", "surrogatepass"))
 
 

@@ -33,7 +33,7 @@ class MatrixSettings(PlatformSettings):
 
 
 def make(own: MatrixSettings, folder: Path) -> MatrixPlatform:
-    """Create the platform; raises `SettingsError`."""
+    """Create the platform, or raise `SettingsError` if a setting is missing or invalid."""
     # Imported here, because reading the settings must not require the library.
     from nanoloop.channels.matrix.platform import MatrixPlatform  # noqa: PLC0415 - as above
 
@@ -97,7 +97,7 @@ ASKS = (
     ),
     ConnectQuestion(
         name="operator",
-        help="your own id, to be invited to a room and to use all commands",
+        help="your own id, so that the bot can invite you to a room and let you use all commands",
         asks="Your own id, such as @you:example.org, to be invited (Enter to skip)",
         is_needed=False,
     ),

@@ -61,7 +61,10 @@ class Homeserver:
             raise Refused(f"the Matrix token belongs to {self.me}, not to {user}: {NEXT_STEP}")
 
     async def ask(self, request: Awaitable[Any]) -> Any:
-        """Return the response; raises `SendLater`, `Refused`, `TooLong` or `Declined`."""
+        """Return the response.
+
+        Raise `SendLater`, `Refused`, `TooLong` or `Declined` if the request fails.
+        """
         try:
             answer = await request
         except (ClientError, OSError) as error:  # TimeoutError is an OSError
@@ -106,7 +109,10 @@ DEVICE = "nanoloop"
 
 
 async def connect(told: Mapping[str, str]) -> Connected:
-    """Return an access token, and invite the operator to a room; raises `Refused`."""
+    """Return an access token, and invite the operator to a room.
+
+    Raise `Refused` if the login fails.
+    """
     url = told["homeserver"].rstrip("/")
     home = Homeserver(url, told.get("token", ""))
     try:

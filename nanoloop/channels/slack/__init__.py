@@ -29,7 +29,7 @@ class SlackSettings(PlatformSettings):
 
 
 def make(own: SlackSettings, folder: Path) -> SlackPlatform:
-    """Create the platform; raises `SettingsError`."""
+    """Create the platform, or raise `SettingsError` if a token can't be valid."""
     # Imported here, because reading the settings must not require the library.
     from nanoloop.channels.slack.platform import SlackPlatform  # noqa: PLC0415 - as above
     from nanoloop.channels.slack.web import ADVICE, APP_TOKEN, BOT_TOKEN  # noqa: PLC0415

@@ -256,7 +256,7 @@ _TICK = "\u02cb"
 
 
 def named(text: str) -> frozenset[str]:
-    """Return the ids of the people mentioned in a text."""
+    """Return the ids of the people mentioned in this text."""
     return frozenset(_PERSON.findall(text))
 
 
@@ -271,7 +271,7 @@ def written(markdown: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escape a text so that Slack finds no markup in it that could mention someone."""
+    """Escape text so that Slack can't interpret any of it as a mention."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -294,7 +294,7 @@ def _plain(text: str) -> str:
 
 
 def _around(mark: str, text: str) -> str:
-    """Put marks directly around the words of a text, unless the text contains these marks."""
+    """Put marks directly around the words of this text, unless it contains these marks."""
     bare = text.strip()
     if not bare or mark in bare:
         return text

@@ -281,7 +281,10 @@ async def admitted(web: Web) -> str:
 
 
 async def connect(token: str, app_token: str, *, address: str = ADDRESS) -> Connected:
-    """Return the account that the tokens belong to; raises `Refused` or `SendLater`."""
+    """Return the account that the tokens belong to.
+
+    Raise `Refused` if a token can't be used, or `SendLater` if Slack can't be reached.
+    """
     async with aiohttp.ClientSession() as session:
         bot = Web(session, token=token, setting=BOT_TOKEN, address=address)
         app = Web(session, token=app_token, setting=APP_TOKEN, address=address)

@@ -41,7 +41,7 @@ class TelegramSettings(PlatformSettings):
 
 
 def make(own: TelegramSettings, folder: Path) -> TelegramPlatform:
-    """Create the platform; raises `SettingsError`."""
+    """Create the platform, or raise `SettingsError` if a setting can't be used."""
     # Imported here, because reading the settings must not require the library.
     from nanoloop.channels.telegram.hearing import Moves  # noqa: PLC0415 - as above
     from nanoloop.channels.telegram.platform import TelegramPlatform  # noqa: PLC0415 - as above

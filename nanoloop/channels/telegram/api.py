@@ -158,7 +158,7 @@ def explained() -> Iterator[None]:
 
 @contextmanager
 def answered() -> Iterator[None]:
-    """Like `explained`, for sending: a rejected token is left for the listener to report."""
+    """Like `explained`, but for sending: a rejected token is left for the listener to report."""
     try:
         with explained():
             yield

@@ -310,7 +310,10 @@ _FORM = Markup(
 
 
 async def connect(token: str, *, api: str = API) -> Connected:
-    """Return the token and a link to its bot; raises `Refused` or `SendLater`."""
+    """Return the token and a link to its bot.
+
+    Raise `Refused` if the token can't be used, or `SendLater` if Telegram can't be reached.
+    """
     request = TelegramRequest()
     bot = Bot(token, base_url=f"{api}/bot", request=request, get_updates_request=request)
     try:

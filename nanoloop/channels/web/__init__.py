@@ -90,7 +90,7 @@ class WebSettings(Section):
 
 
 def make(own: WebSettings, program: Program) -> WebChannel:
-    """Create the channel for the program's sessions; raises `SettingsError`."""
+    """Create the channel for the program's sessions; raise `SettingsError` if it can't be used."""
     # Imported here, because reading the settings must not require the libraries.
     from nanoloop.channels.web.api import WebLimits, WebParts  # noqa: PLC0415 - as above
     from nanoloop.channels.web.channel import WebAddress, WebChannel  # noqa: PLC0415 - as above
@@ -166,7 +166,7 @@ OWN_FILE = "web-token"
 
 
 def _tokens(web: WebSettings, settings: Settings) -> list[Token]:
-    """Return the tokens from the settings with their owners; raises `SettingsError`."""
+    """Return the settings' tokens with their owners; raise `SettingsError` if one is invalid."""
     from nanoloop.channels.web.access import Caller, Token  # noqa: PLC0415 - as above
 
     tokens = []

@@ -463,5 +463,5 @@ DIGITS = 18
 
 
 def number_in(text: str) -> int | None:
-    """Return the number that a text consists of, or None if the text is not a decimal number."""
+    """Return this text as a number, or None if it is not a decimal number."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS else None

@@ -245,7 +245,7 @@ class Operation:
         return self.method != "GET" and (length is None or length > MESSAGE_BYTES)
 
     async def given(self, request: Request, backend: Backend) -> BaseModel | bytes:
-        """Read and validate the parameters of a request; raises `Refusal`."""
+        """Read the parameters of a request; raise `Refusal` if they can't be accepted."""
         limits = backend.limits
         if self.query is not None:
             return _checked(self.query, dict(request.query_params))

@@ -184,7 +184,7 @@ class WebChannel:
         return f"a token is needed{where}"
 
     def _take_token(self) -> None:
-        """Read this machine's token, generating one if necessary; raises `SettingsError`."""
+        """Read or generate this machine's token; raise `SettingsError` if that fails."""
         if self._token_file is None or self._token:
             return
         self._token, self._is_new = token_in(self._token_file)

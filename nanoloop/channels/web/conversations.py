@@ -203,7 +203,7 @@ def shown_session(backend: Backend, session: Session) -> dict[str, Any]:
 
 
 def _shown_info(backend: Backend, info: SessionInfo) -> dict[str, Any]:
-    """Like `shown_session`, for a session that is not open."""
+    """Like `shown_session`, but for a session that is not open."""
     shown = _shown(backend, info)
     shown |= {"entries": info.entries, "pending": info.pending, "archived": info.archived}
     return shown

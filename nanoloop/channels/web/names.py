@@ -99,9 +99,10 @@ class MessageNames:
         self._of: dict[str, BoundedDict[str, MessageName]] = {}
 
     def of(self, request: Request, caller: Caller, body: str) -> MessageName:
-        """Return the name of this request; raises `Refusal` if it was used for another body.
+        """Return this request's name.
 
-        A request without a name gets a unique one.
+        Raise `Refusal` if the name was already used with a different body. A request without a name
+        gets a unique one.
         """
         key = request.headers.get(KEY, "").strip()
         if len(key) > KEY_CHARS:

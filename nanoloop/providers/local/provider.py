@@ -113,7 +113,7 @@ class LocalProvider:
             return await self._ask(messages, tools, on_text)
 
     async def ready(self) -> Report:
-        """Load the model before the first call; raises `ProviderError`."""
+        """Load the model before the first call; raise `ProviderError` if that fails."""
         return await self._running().ready()
 
     def load_ahead(self) -> None:

@@ -67,7 +67,10 @@ class SessionFolder:
 
     @contextmanager
     def locked_name(self, name: str) -> Iterator[None]:
-        """Prevent others from creating or deleting a session's file; raise `BlockingIOError`."""
+        """Prevent others from creating or deleting a session's file.
+
+        Raise `BlockingIOError` if someone else is doing so.
+        """
         path = self.path / LOCK / name
         with locked_file(path):
             yield

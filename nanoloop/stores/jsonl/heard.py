@@ -86,7 +86,7 @@ class HeardFiles:
             yield is_noted
 
     def settle(self, chats: Iterable[str]) -> None:
-        """Complete or drop these chats' unfinished lines; raise `BlockingIOError`.
+        """Complete or drop these chats' unfinished lines; raise `BlockingIOError` if one is locked.
 
         The session must be locked, and its last commit must be the one that the unfinished lines
         belong to.

@@ -153,7 +153,10 @@ class SessionReader:
 
 
 def glance_at(path: Path) -> StoredSession:
-    """Read an overview of the session in this file; raise `OSError` or `SessionDamaged`."""
+    """Read an overview of the session in this file.
+
+    Raise `OSError` if the file can't be read, or `SessionDamaged` if its content is invalid.
+    """
     fd = open_file(path)
     try:
         return glance_in(path, fd)
@@ -162,7 +165,7 @@ def glance_at(path: Path) -> StoredSession:
 
 
 def glance_in(path: Path, fd: int) -> StoredSession:
-    """Like `glance_at`, for a file that is already open."""
+    """Like `glance_at`, but for a file that is already open."""
     name = path.name.removesuffix(SUFFIX)
     session_id = name_of(name) or name
     with decoding(session_id):
@@ -266,7 +269,7 @@ def read_span(fd: int, start: int, stop: int) -> bytes:
 
 
 def read_tail(fd: int, size: int, chunk: int = CHUNK) -> Tail:
-    """Read the last lines, enough of them to include a head."""
+    """Read enough of the last lines to include a head."""
     while True:
         tail = _tail_from(fd, max(0, size - chunk), size)
         if tail is not None and (tail.start == 0 or tail.head_index >= 0):

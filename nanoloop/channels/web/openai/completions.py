@@ -155,7 +155,7 @@ async def _in_session(
 
 
 def session_name(call: ApiCall, asked: ChatRequest) -> str | None:
-    """Return the session's name in a request, or None; raises `Refusal`.
+    """Return the session's name in a request, or None; raise `Refusal` if it is too long.
 
     The header takes precedence: if it is empty, no session is used, whatever `user` says.
     """

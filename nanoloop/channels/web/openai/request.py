@@ -56,10 +56,10 @@ NESTED = 50_000
 
 
 class ClientOperation(Operation):
-    """Accepts bodies as large as an upload if they consist mostly of images."""
+    """Accepts bodies up to the upload size limit if they consist mostly of images."""
 
     async def given(self, request: Request, backend: Backend) -> BaseModel:
-        """Read and validate the body of a request; raises `Refusal`."""
+        """Read the body of a request; raise `Refusal` if it can't be accepted."""
         limits = backend.limits
         data = await read_body(request, limits.upload_bytes, limits.body_seconds)
         return await backend.work(partial(self._parsed, data), size=len(data))
@@ -183,12 +183,12 @@ class ChatRequest(BaseModel):
 
 Message = dict[str, Any]
 IMAGE_PREFIXES = ("data:image/", "https://")
-"""The allowed prefixes of an image's URL; internal ones are never allowed."""
+"""The prefixes that an image URL may have; URLs with internal addresses are always rejected."""
 SYSTEM = {"system", "developer"}
 
 
 def checked_messages(given: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return the messages with their known fields only; raises `Refusal`."""
+    """Return the messages' known fields; raise `Refusal` if a message is invalid."""
     return [_checked_message(message, f"messages[{index}]") for index, message in enumerate(given)]
 
 
@@ -275,7 +275,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
         return {"type": "text", "text": part[kind]}
     if kind == "image_url":
         return {"type": "image_url", "image_url": _image(part.get("image_url"), where)}
-    raise invalid_field(where, "a part must be a text or an image_url")
+    raise invalid_field(where, "a part must be text or an image_url")
 
 
 def _image(image: Any, where: str) -> dict[str, str]:
@@ -353,7 +353,10 @@ IMAGE_NAME = "image"
 async def new_in(
     backend: Backend, owner: str, messages: Sequence[Message]
 ) -> tuple[str, Sequence[Attachment]]:
-    """Return the text and images that are new to a session; raises `Refusal`."""
+    """Return the text and images that are new to a session.
+
+    Raise `Refusal` if there are none or they can't be accepted.
+    """
     parts = new_parts(messages)
     text = "\n\n".join(part["text"] for part in parts if part["type"] == "text")
     images = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
@@ -394,7 +397,7 @@ NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 def client_tools(asked: ChatRequest, ours: Collection[ToolSpec]) -> Sequence[ToolSpec]:
-    """Return the tools in a request, if they may be used; raises `Refusal`."""
+    """Return the tools that the model may use; raise `Refusal` if the request is invalid."""
     if asked.tool_choice not in (None, "auto", "none"):
         raise invalid_field(
             "tool_choice", "must be auto or none: the model chooses among all tools"
@@ -505,7 +508,7 @@ def refusal_of(error: Exception, backend: Backend, *, path: str) -> Refusal:
 
 
 def refusal_of_name(name: str, sentence: str) -> Refusal:
-    """Like `refusal_of`, if only the error's name and the text for the chat are known."""
+    """Like `refusal_of`, but for when only the error's name and the chat text are known."""
     kind: Any = getattr(errors, name, None)
     is_ours = isinstance(kind, type) and issubclass(kind, NanoloopError)
     return refusal_of_kind(kind if is_ours else Exception, sentence)
