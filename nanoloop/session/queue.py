@@ -247,7 +247,7 @@ def is_for_loop(entry: Entry) -> bool:
 def is_for_turn(entry: Entry) -> bool:
     """Return True for a command that continues a turn, which only the chat's channel can tell.
 
-    One of a chat whose message was erased names no channel, and any process may refuse it.
+    If the message was erased, its channel is unknown, and any process may refuse the command.
     """
     words = str(entry.content.get("text") or "").split(maxsplit=1)
     is_answer = bool(words) and words[0].partition("@")[0] in _ANSWERS
