@@ -80,7 +80,7 @@ class ApprovalAnswer:
             "asker": dict(approval.asker),
             **({} if given is None else {"given": given}),
         }
-        # What said when a message is answered is over: nothing may join a yes.
+        # Without what says when it is answered: other messages must not join a yes.
         timing = (BURST, STEERS, NOT_BEFORE)
         metadata = without(user_entry(self.message), "origin", RANK, *timing).metadata
         return Entry(type=APPROVAL, content=content, metadata=metadata)

@@ -543,10 +543,7 @@ class Chats:
         A question that a turn has already worked on is not merged with later messages.
         """
         session = exchange.session
-        entry = session.entry_at(exchange.seq)
-        is_message = entry is not None and entry.role == "user"  # nothing joins a yes
-        may_join = is_message and session.last_seq == exchange.seq
-        seconds = exchange.message.burst_seconds if may_join else 0
+        seconds = exchange.message.burst_seconds if session.last_seq == exchange.seq else 0
         while seconds:
             count = len(session.waiting)
             await anyio.sleep(seconds)

@@ -872,9 +872,9 @@ MUTATIONS = (
     ),
     Mutation(
         promise="nothing joins a yes",
-        file="nanoloop/chat.py",
-        old="may_join = is_message and session.last_seq == exchange.seq",
-        new="may_join = session.last_seq == exchange.seq",
+        file="nanoloop/approvals.py",
+        old="timing = (BURST, STEERS, NOT_BEFORE)",
+        new="timing = ()",
         test="tests/test_approvals_found.py -k right_behind_a_yes",
     ),
     Mutation(
