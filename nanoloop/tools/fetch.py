@@ -19,7 +19,9 @@ from nanoloop.tools.toolbox import here
 
 NAME = "fetch"
 _PAGES = frozenset({"text/html", "application/xhtml+xml"})
-_LIKE_A_PAGE = re.compile(rb"\s*(?:<!--.*?-->\s*)*<(?:!doctype html|html)\b", re.IGNORECASE)
+_LIKE_A_PAGE = re.compile(rb"<(?:!doctype html|html)\b", re.IGNORECASE)
+_BEGINNING = 1024
+"""How many bytes of a file are examined to find out whether it is a page."""
 _READABLE = frozenset({"text", "pdf", "docx", "xlsx"})
 
 
@@ -67,7 +69,15 @@ class WebReader:
 
 
 def _is_page(found: Fetched) -> bool:
-    return found.mime_type in _PAGES or _LIKE_A_PAGE.match(found.data[:1024]) is not None
+    return found.mime_type in _PAGES or _LIKE_A_PAGE.match(_after_comments(found)) is not None
+
+
+def _after_comments(found: Fetched) -> bytes:
+    """Return the beginning of a file, after its comments; a regular expression could take years."""
+    data = found.data[:_BEGINNING].lstrip()
+    while data.startswith(b"<!--"):
+        data = data.partition(b"-->")[2].lstrip()
+    return data
 
 
 def _as_declared(found: Fetched) -> bytes:
