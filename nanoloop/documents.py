@@ -149,6 +149,22 @@ def _wide(data: bytes) -> str | None:
     return None
 
 
+def encoding_named(name: str) -> str | None:
+    """Return the encoding that a page or its server declares, or None unless pages may use it."""
+    with suppress(LookupError, ValueError):
+        found = codecs.lookup(name[:_ENCODING_CHARS]).name
+        return found if _OF_PAGES.fullmatch(found) else None
+    return None
+
+
+_ENCODING_CHARS = 40
+_OF_PAGES = re.compile(
+    r"ascii|utf-(?:8|16|32)(?:-sig|-le|-be)?|(?:iso8859-|cp)\d+|koi8-[ru]|mac-\w+|tis-620"
+    r"|gb\w+|big5\w*|euc_\w+|shift_jis\w*|iso2022_\w+|johab|hz"
+)
+"""The encodings that pages are in; others, such as punycode, can take hours to decode."""
+
+
 class Documents:
     """Reads one document at a time, taking turns between the owners of the documents."""
 
@@ -448,9 +464,10 @@ def _html(data: bytes, url: str) -> Iterator[tuple[str, str]]:
 
 def _decoded_page(data: bytes) -> str:
     declared = _DECLARED.search(data[:2048])
-    if not any(data.startswith(bom) for bom, _ in _BOMS):
-        with suppress(LookupError, UnicodeError):
-            return data.decode(declared[1].decode() if declared else "utf-8")
+    encoding = encoding_named(declared[1].decode()) if declared else "utf-8"
+    if encoding and not any(data.startswith(bom) for bom, _ in _BOMS):
+        with suppress(UnicodeError):
+            return data.decode(encoding)
     return next(_text(data))[1]
 
 

@@ -157,6 +157,13 @@ async def test_a_page_that_begins_with_many_comments_holds_up_nobody():
     assert await text_of("<!---->" * 146 + "x", "text/plain") == "<!---->" * 146 + "x"
 
 
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("kind", ["text/plain; charset=punycode", "text/html; charset=punycode"])
+async def test_an_encoding_that_takes_hours_to_decode_is_not_used(kind):
+    body = "a" * 2_000_000 + "-" + "a" * 2_000_000
+    assert (await text_of(body, kind)).startswith("aaa")
+
+
 # What is refused
 
 

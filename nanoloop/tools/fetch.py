@@ -10,7 +10,7 @@ from anyio.to_thread import run_sync
 from pydantic import BaseModel, ConfigDict
 
 from nanoloop.addresses import Fetched, Fetcher
-from nanoloop.documents import Document, Documents, kind_of
+from nanoloop.documents import Document, Documents, encoding_named, kind_of
 from nanoloop.errors import AddressRefused, FetchFailed, ToolError
 from nanoloop.plugins import Plugin
 from nanoloop.tools.file_results import FileResult
@@ -82,9 +82,10 @@ def _after_comments(found: Fetched) -> bytes:
 
 def _as_declared(found: Fetched) -> bytes:
     """Return this text in UTF-8, with a mark that says so, if its declared encoding is correct."""
+    encoding = encoding_named(found.charset)
     try:
-        return found.data.decode(found.charset).encode("utf-8-sig") if found.charset else found.data
-    except (LookupError, UnicodeError):
+        return found.data.decode(encoding).encode("utf-8-sig") if encoding else found.data
+    except UnicodeError:
         return found.data
 
 
