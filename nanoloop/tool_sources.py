@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from nanoloop.protocols import Tool
 from nanoloop.settings import Settings
 from nanoloop.settings.problems import InvalidSettings, Problem
 from nanoloop.settings.secrets import shown
+from nanoloop.settings.trust import Trust
 from nanoloop.skills import READ_SKILL
+from nanoloop.stores.place import path_of
 from nanoloop.tools.function import tool as as_tool
 from nanoloop.tools.functions import tool_named
 from nanoloop.tools.ready import calculator, clock, make_recall_tool
@@ -51,6 +55,8 @@ def make_tools(
     functions = _functions(
         settings, taken={*ours, *settings.tools.of_plugins, *packages, READ_SKILL}
     )
+    for name in settings.tools.of_plugins:  # again, because only now their modules are known
+        _check_folder(settings, name, settings.tools.of(name))
     return (
         ToolSource(name=BUILT_IN, tools=ours),
         ToolSource(name="functions", tools=functions),
@@ -108,16 +114,34 @@ def _of_plugin(settings: Settings, name: str, text: str) -> InvalidSettings:
 
 
 def _check_folder(settings: Settings, name: str, own: Any) -> None:
-    """Raise `InvalidSettings` if a tool's folder would give the model our data or settings."""
+    """Raise `InvalidSettings` if a tool's folder would give the model what is nanoloop's own."""
     folder = getattr(own, "folder", None)
     if not isinstance(folder, Path):
         return
-    there, data = folder.resolve(), settings.data.resolve()
-    for place in (data, *(file.resolve() for file in settings.files)):
-        if place.is_relative_to(there) or there.is_relative_to(data):
+    there = folder.resolve()
+    for place in map(Path.resolve, _private_places(settings, writes=getattr(own, "write", True))):
+        if place.is_relative_to(there) or there.is_relative_to(place):
             key = f"tools.{name}.folder"
             text = f"{key} is {shown(folder)}, but {place} would be in reach: choose another folder"
             raise InvalidSettings([problem_at(settings, key, text)])
+
+
+def _private_places(settings: Settings, *, writes: bool) -> Iterator[Path]:
+    """Yield the files and folders that no tool may reach, and those that none may write to."""
+    yield settings.data
+    yield from settings.files
+    yield from (file.parent / "agents" for file in settings.files)
+    yield Trust(os.environ).file
+    store = settings.store
+    yield from filter(None, (store.keys_file, store.url and path_of(store.url, settings.data)))
+    if writes:  # the model follows skills, and the code is run
+        yield from settings.skills.folders
+        known = (sys.modules.get(each.partition(":")[0]) for each in _functions_named(settings))
+        yield from (Path(file) for each in known if (file := getattr(each, "__file__", None)))
+
+
+def _functions_named(settings: Settings) -> Sequence[str]:
+    return [*settings.tools.functions.values(), *filter(None, [settings.channels.transcribe])]
 
 
 def server_places(settings: Settings) -> list[ToolServerPlace]:

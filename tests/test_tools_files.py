@@ -282,6 +282,55 @@ def test_a_wrong_table_is_refused_with_file_and_line(world, docs, text, told):
     assert told.format(**places).replace(f"{world.folder}/", "") in refusal
 
 
+PRIVATE = {
+    "agents": "",
+    "agents/inner": "",
+    "keys": '[store]\nkeys_file = "{there}/store.keys"',
+    "sqlite": '[store]\nurl = "sqlite:{there}/chats.sqlite"',
+    "jsonl": '[store]\nurl = "jsonl:{there}"',
+}
+OWN = {
+    "skills": '[skills]\nfolders = ["{there}"]',
+    "skills/price": '[skills]\nfolders = ["{there}/.."]',
+    "mods": '[tools.functions]\nstock = "own_stock:stock"',
+}
+
+
+@pytest.fixture
+def shared_with(world, monkeypatch):
+    """Return the refusal of a folder beside the settings file, with more settings."""
+
+    def refusal(name, more, how):
+        there = world.folder / name
+        there.mkdir(parents=True)
+        (there / "own_stock.py").write_text("def stock() -> str: ...\n")
+        monkeypatch.syspath_prepend(str(there))
+        text = f"[tools.files]\nfolder = '{there}'\n{how}\n{more.format(there=there)}"
+        try:
+            world.agents(text)
+        except SettingsError as refused:
+            return str(refused)
+        return ""
+
+    return refusal
+
+
+@pytest.mark.parametrize("how", ["", "write = true"])
+@pytest.mark.parametrize(("name", "more"), PRIVATE.items(), ids=PRIVATE)
+def test_a_folder_with_agents_the_store_or_its_keys_is_not_shared(shared_with, name, more, how):
+    assert "would be in reach: choose another folder" in shared_with(name, more, how)
+
+
+@pytest.mark.parametrize(("name", "more"), OWN.items(), ids=OWN)
+def test_a_folder_with_skills_or_code_of_ones_own_is_not_written_to(shared_with, name, more):
+    assert "would be in reach" in shared_with(name, more, "write = true")
+
+
+@pytest.mark.parametrize(("name", "more"), OWN.items(), ids=OWN)
+def test_a_folder_with_skills_or_code_of_ones_own_may_be_read(shared_with, name, more):
+    assert shared_with(name, more, "") == ""
+
+
 def test_an_untrusted_settings_file_shares_no_folder(tmp_path):
     (tmp_path / "nanoloop.toml").write_text(table("/"))
     settings = Settings.load(cwd=tmp_path, env={"HOME": str(tmp_path / "home")})
