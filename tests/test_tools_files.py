@@ -122,6 +122,44 @@ def test_a_search_is_bounded(shared, docs, monkeypatch):
     assert shared.search("nowhere").endswith("[only 1 files were searched]")
 
 
+def test_a_search_makes_no_more_matches_than_it_returns(shared, docs, monkeypatch):
+    (docs / "many.txt").write_text("tea\n" * 100)
+    made, lines = [], files._lines
+    monkeypatch.setattr(
+        files, "_lines", lambda *how: (made.append(each) or each for each in lines(*how))
+    )
+    shared.search("tea")
+    assert len(made) <= 2 * files.MOST_FOUND
+
+
+def test_a_search_is_not_stopped_by_folders_in_folders_without_end(shared, docs):
+    deep, other = docs / "d", docs / "e"
+    deep.mkdir()
+    for _ in range(1200):
+        other.mkdir()
+        deep.rename(other / "d")
+        other.rename(deep)
+    assert shared.search("and black") == "a/tea.txt:2: Green tea and black TEA"
+    while (deep / "d").exists():  # pytest could not remove it
+        (deep / "d").rename(other)
+        deep.rmdir()
+        other.rename(deep)
+
+
+def test_a_path_has_at_most_fifty_parts(shared, docs):
+    with pytest.raises(ToolError, match="a path leads through at most 50 folders"):
+        shared.write("d/" * 50 + "f", "x")
+    assert not (docs / "d").exists()
+    assert shared.write("d/" * 49 + "f", "the code is 4711").endswith("created: 16 bytes")
+    assert shared.search("4711") == "d/" * 49 + "f:1: the code is 4711"
+
+
+def test_a_search_of_many_empty_folders_ends_in_time(shared, docs, monkeypatch):
+    monkeypatch.setattr(files, "SEARCH_SECONDS", -1)
+    (docs / "empty" / "more").mkdir(parents=True)
+    assert shared.search("tea", "empty") == "[only 0 files were searched]"
+
+
 async def test_a_file_is_sent_to_the_chat(docs, tmp_path):
     chats = FakeChats()
     async with bot_with(chats.platform(), tmp_path, 0) as bot:

@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -38,6 +39,8 @@ SEARCHED_BYTES = 5_000_000
 AROUND = 100
 """How many characters are shown on each side of a match."""
 MOST_PATH = 4_000
+MOST_FOLDERS = 50
+"""How many folders deep a path may lead."""
 
 
 class FilesSettings(BaseModel):
@@ -101,11 +104,13 @@ class SharedFolder:
             raise ToolError("argument 'words': it is empty: give words to look for")
         found, until = list[str](), time.monotonic() + SEARCH_SECONDS
         phrase = re.compile(r"\s+".join(map(re.escape, words.split())), re.IGNORECASE)
+        number = 0
         with _told(folder):
-            for number, path in enumerate(self._files(_path(folder))):
+            for path in self._files(_path(folder)):
                 if number == MOST_SEARCHED or time.monotonic() > until:
                     return "\n".join([*found, f"[only {number} files were searched]"])
-                found += self._places(path, phrase)
+                number += path is not None
+                found += self._places(path, phrase) if path is not None else ()
                 if len(found) >= MOST_FOUND:
                     found[MOST_FOUND:] = ["[there may be more: search one folder]"]
                     break
@@ -138,12 +143,17 @@ class SharedFolder:
     def _data(self, path: str) -> bytes:
         return read_plain(_path(path), most_bytes=MOST_BYTES, beneath=self._folder)
 
-    def _files(self, folder: str) -> Iterator[str]:
-        """Yield the paths of the files in a folder and in all folders in it, sorted."""
+    def _files(self, folder: str) -> Iterator[str | None]:
+        """Yield the paths of the files in a folder and in all folders in it, sorted.
+
+        Also yield None for each folder, since empty ones take time too.
+        """
         with folder_beneath(self._folder, folder) as there:
             for place, folders, files, _ in os.fwalk(".", dir_fd=there):
-                folders.sort()
-                yield from (str(PurePosixPath(folder, place, name)) for name in sorted(files))
+                yield None
+                inside = PurePosixPath(folder, place)
+                folders[:] = sorted(folders) if len(inside.parts) < MOST_FOLDERS else ()
+                yield from (str(inside / name) for name in sorted(files))
 
     def _places(self, path: str, phrase: re.Pattern[str]) -> Sequence[str]:
         """Return where a file has these words; if it can't be read, search only its name."""
@@ -154,7 +164,7 @@ class SharedFolder:
             return found
         if kind_of(data) != "text":
             return found
-        return found + [*_lines(path, _decoded(data), phrase)][:MOST_FOUND]
+        return [*found, *islice(_lines(path, _decoded(data), phrase), MOST_FOUND)]
 
 
 def _lines(path: str, text: str, phrase: re.Pattern[str]) -> Iterator[str]:
@@ -187,6 +197,8 @@ def _path(said: str) -> str:
     if len(said) > MOST_PATH:
         raise ToolError(f"a path has at most {MOST_PATH:,} characters")
     parts = [part for part in said.split("/") if part not in {"", "."}]
+    if len(parts) > MOST_FOLDERS:
+        raise ToolError(f"a path leads through at most {MOST_FOLDERS} folders")
     return "/".join(parts)
 
 
