@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from urllib.parse import unquote, urlsplit
 
 from anyio.to_thread import run_sync
@@ -13,7 +14,7 @@ from nanoloop.addresses import Fetched, Fetcher
 from nanoloop.documents import Document, Documents, encoding_named, kind_of
 from nanoloop.errors import AddressRefused, FetchFailed, ToolError
 from nanoloop.plugins import Plugin
-from nanoloop.tools.file_results import FileResult
+from nanoloop.tools.file_results import FileResult, mime_type_or_unknown
 from nanoloop.tools.function import FunctionTool
 from nanoloop.tools.toolbox import here
 
@@ -47,6 +48,7 @@ class WebReader:
         """
         try:
             found = await self._fetcher.fetch(url.strip())
+            found = replace(found, mime_type=mime_type_or_unknown(found.mime_type))
         except (AddressRefused, FetchFailed) as error:
             raise ToolError(f"{url[:200]!r} can't be fetched: {error}") from None
         if not _is_page(found) and kind_of(found.data) not in _READABLE:

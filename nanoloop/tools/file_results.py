@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -78,8 +79,9 @@ class FileResult:
     @property
     def shown_type(self) -> str:
         """Return the file's MIME type, as given or guessed from the name."""
-        known = self.mime_type or mimetypes.guess_type(self.shown_name)[0]
-        return known or "application/octet-stream"
+        return mime_type_or_unknown(
+            self.mime_type or mimetypes.guess_type(self.shown_name)[0] or ""
+        )
 
     def read(self) -> bytes:
         """Read the file, at most `MOST_BYTES`; this blocks, and raises `OSError` on failure."""
@@ -90,6 +92,15 @@ class FileResult:
                 self.shown_name, f"has more than {MOST_BYTES:,} bytes: make it smaller"
             )
         return self.content
+
+
+_MIME_TYPE = re.compile(r"[\w.+-]{1,100}/[\w.+-]{1,100}", re.ASCII)
+
+
+def mime_type_or_unknown(said: str) -> str:
+    """Return a MIME type that somebody else wrote; if it can't be one, that of unknown bytes."""
+    known, _, _ = said.partition(";")
+    return known.strip() if _MIME_TYPE.fullmatch(known.strip()) else "application/octet-stream"
 
 
 class AttachedFiles:
