@@ -192,6 +192,10 @@ def _yaml(path: Path, text: str) -> tuple[Mapping[str, Any], Mapping[str, int]]:
     import yaml  # noqa: PLC0415 - only where there are skills
 
     try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):  # a few of them can stand for gigabytes
+                why = "has a YAML alias (*), which is not used here: write the value itself"
+                raise BadSkill(path, why, event.start_mark.line + 1 if event.start_mark else None)
         table: Any = yaml.safe_load(text)
         root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -214,7 +218,7 @@ def _problems(top: Mapping[str, Any], folder: str) -> Iterator[tuple[str, str]]:
     if name is None:
         yield "name", "is missing: set it to the name of the folder"
     elif not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _NAME_CHARS:
-        yield "name", f"is {name!r}: use up to 64 of a-z, 0-9 and single -"
+        yield "name", f"is {repr(name)[:_NAME_CHARS]}: use up to 64 of a-z, 0-9 and single -"
     elif name != folder:
         yield "name", f"is {name!r}, but the folder is {folder!r}: give both the same name"
     if not str(top.get("description") or "").strip():

@@ -194,6 +194,9 @@ BAD = {
     "---\nname: a\ndescription: x\nlicense: 1.0\n---\n": "SKILL.md:4: license is not text",
     "---\nname: a\ndescription: x\nmetadata: y\n---\n": "SKILL.md:4: metadata is not a table",
     "---\nname: a\ndescription: 2025-02-30\n---\n": "SKILL.md:1: not valid YAML",
+    "---\nx: &x [a]\nname: *x\ndescription: x\n---\n": "SKILL.md:3: has a YAML alias (*), which",
+    "---\nx: &x {}\nname: a\n<<: *x\n---\n": "SKILL.md:4: has a YAML alias (*), which",
+    f"---\nname: {'x' * 9000}\n---\n": f"SKILL.md:2: name is '{'x' * 63}: use up to 64",
 }
 
 
