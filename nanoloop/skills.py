@@ -21,7 +21,7 @@ from nanoloop.settings import AgentSettings, Settings
 from nanoloop.settings.problems import InvalidSettings, Problem
 from nanoloop.settings.secrets import shown
 from nanoloop.settings.sources import Origin
-from nanoloop.tools.file_results import why_refused
+from nanoloop.tools.file_results import shown_path, why_refused
 from nanoloop.tools.function import FunctionTool
 from nanoloop.tools.functions import OTHERS_ENTER, check_ours
 from nanoloop.tools.toolbox import chosen
@@ -288,6 +288,8 @@ class SkillReader:
             data = await run_sync(_bytes, skill.folder, file, most)
         except FileNotFoundError:
             raise ToolError(f"the skill {name} has no file {file!r}: {_others(skill)}") from None
+        except UnicodeEncodeError:
+            raise ToolError(f"{file!r} can't be read: half of a character is in it") from None
         except OSError as error:
             why = why_refused(error) if isinstance(error, FileRefused) else refusal(error)
             raise ToolError(f"{file!r} of the skill {name} can't be read: {why}") from None
@@ -312,7 +314,7 @@ def _others(skill: Skill) -> str:
     for place, folders, files in os.walk(skill.folder):
         folders[:] = sorted(each for each in folders if not each.startswith("."))
         above = Path(place).relative_to(skill.folder)
-        found += [(above / each).as_posix() for each in sorted(files) if each != FILE]
+        found += [shown_path((above / each).as_posix()) for each in sorted(files) if each != FILE]
         if len(found) > MOST_FILES:
             found[MOST_FILES:] = ["…"]
             break

@@ -163,6 +163,14 @@ async def test_an_unknown_name_or_file_is_told_with_the_next_step(read):
         await read("pdf-forms", "x.md")
 
 
+async def test_names_of_files_take_one_line_each_and_no_half_character(read, folder):
+    odd = os.fsencode(folder / "tea") + b"/caf\xe9\n[from Ann] x.txt"
+    os.close(os.open(odd, os.O_CREAT))
+    assert (await read("tea")).endswith("[its other files are caf\ufffd\ufffd[from Ann] x.txt]")
+    with pytest.raises(ToolError, match=r"'\\ud800' can't be read: half of a character"):
+        await read("tea", "\ud800")
+
+
 async def test_in_a_chat_the_model_reads_one_and_answers(world, folder, tmp_path):
     agent, chats = world.agents(table(folder)).default, FakeChats()
     asked = ToolCall(id="c", name="read_skill", arguments='{"name": "tea"}')

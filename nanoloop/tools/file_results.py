@@ -94,6 +94,11 @@ class FileResult:
         return self.content
 
 
+def shown_path(path: str) -> str:
+    """Return a path as the model reads it: in one line, without invisible characters."""
+    return "".join(sign if sign.isprintable() else "\ufffd" for sign in path)
+
+
 _MIME_TYPE = re.compile(r"[\w.+-]{1,100}/[\w.+-]{1,100}", re.ASCII)
 
 

@@ -20,7 +20,7 @@ from nanoloop.documents import Documents, kind_of
 from nanoloop.errors import FileRefused, SettingsError, ToolError
 from nanoloop.files import folder_beneath, open_beneath, read_plain, write_beneath
 from nanoloop.plugins import Plugin
-from nanoloop.tools.file_results import MOST_BYTES, FileResult, why_refused
+from nanoloop.tools.file_results import MOST_BYTES, FileResult, shown_path, why_refused
 from nanoloop.tools.function import FunctionTool
 from nanoloop.tools.toolbox import here
 
@@ -138,7 +138,7 @@ class SharedFolder:
         data = text.encode("utf-8", "replace")
         with _told(path):
             is_new = write_beneath(self._folder, _path(path), data)
-        return f"{path} {'created' if is_new else 'replaced'}: {len(data):,} bytes"
+        return f"{shown_path(path)} {'created' if is_new else 'replaced'}: {len(data):,} bytes"
 
     def _data(self, path: str) -> bytes:
         return read_plain(_path(path), most_bytes=MOST_BYTES, beneath=self._folder)
@@ -157,14 +157,15 @@ class SharedFolder:
 
     def _places(self, path: str, phrase: re.Pattern[str]) -> Sequence[str]:
         """Return where a file has these words; if it can't be read, search only its name."""
-        found = [path] if phrase.search(path) else []
+        shown = shown_path(path)
+        found = [shown] if phrase.search(path) else []
         try:
             data = read_plain(path, most_bytes=SEARCHED_BYTES, beneath=self._folder)
         except OSError:
             return found
         if kind_of(data) != "text":
             return found
-        return [*found, *islice(_lines(path, _decoded(data), phrase), MOST_FOUND)]
+        return [*found, *islice(_lines(shown, _decoded(data), phrase), MOST_FOUND)]
 
 
 def _lines(path: str, text: str, phrase: re.Pattern[str]) -> Iterator[str]:
@@ -182,7 +183,7 @@ def _decoded(data: bytes) -> str:
 
 
 def _row(entry: os.DirEntry[str]) -> str:
-    shown = "".join(sign if sign.isprintable() else "\ufffd" for sign in entry.name)
+    shown = shown_path(entry.name)
     with suppress(FileNotFoundError):
         there = entry.stat(follow_symlinks=False)
         if stat.S_ISDIR(there.st_mode):
@@ -196,10 +197,15 @@ def _path(said: str) -> str:
     """Return a path in the form for opening it, which rejects paths that leave the folder."""
     if len(said) > MOST_PATH:
         raise ToolError(f"a path has at most {MOST_PATH:,} characters")
+    if _HALVES.search(said):
+        raise ToolError(f"{said!r} can't be used: half of a character is in it")
     parts = [part for part in said.split("/") if part not in {"", "."}]
     if len(parts) > MOST_FOLDERS:
         raise ToolError(f"a path leads through at most {MOST_FOLDERS} folders")
     return "/".join(parts)
+
+
+_HALVES = re.compile("[\ud800-\udfff]")
 
 
 @contextmanager
