@@ -200,7 +200,7 @@ def write_beneath(folder: Path, name: str, data: bytes) -> bool:
     """Replace or create a file beneath a folder, completely or not at all.
 
     The name is as for `open_beneath`; missing folders are created. A file that is replaced keeps
-    its mode. Return True if the file is new.
+    its permissions. Return True if the file is new.
     """
     *folders, last = _parts(folder, name)
     path = folder / name.lstrip("/")
@@ -229,7 +229,7 @@ def _takes_mode(fd: int, folder: int, name: str) -> bool:
         there = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    os.fchmod(fd, stat.S_IMODE(there.st_mode))
+    os.fchmod(fd, there.st_mode & 0o777)  # the new content must not run as the file's owner
     return True
 
 

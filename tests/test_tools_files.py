@@ -211,6 +211,12 @@ def test_a_file_is_written_whole_with_the_folders_above_it(shared, docs):
     assert [path.name for path in (docs / "a").iterdir()] == ["tea.txt"]
 
 
+def test_a_replaced_file_no_longer_runs_as_its_owner(shared, docs):
+    (docs / "a" / "tea.txt").chmod(0o6755)
+    shared.write("a/tea.txt", "#!/bin/sh")
+    assert (docs / "a" / "tea.txt").stat().st_mode & 0o7777 == 0o755
+
+
 @pytest.mark.parametrize("path", OUT)
 def test_nothing_outside_of_the_folder_is_written_and_no_link_or_device(shared, docs, path):
     before = sorted(docs.parent.rglob("*"))
