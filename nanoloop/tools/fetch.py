@@ -23,6 +23,10 @@ _PAGES = frozenset({"text/html", "application/xhtml+xml"})
 _LIKE_A_PAGE = re.compile(rb"<(?:!doctype html|html)\b", re.IGNORECASE)
 _BEGINNING = 1024
 """How many bytes of a file are examined to find out whether it is a page."""
+_INVISIBLE = re.compile(
+    "[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e01ef]"
+)
+"""Characters that nobody sees but a model reads, or that reverse the text as people see it."""
 _READABLE = frozenset({"text", "pdf", "docx", "xlsx"})
 
 
@@ -58,7 +62,8 @@ class WebReader:
         document = await self._read(found)
         if not document.text:
             raise ToolError(f"{url[:200]!r} can't be read: {document.problem}")
-        return _told(found, document, begin)
+        text = await run_sync(_INVISIBLE.sub, "", document.text)
+        return _told(found, replace(document, text=text), begin)
 
     async def _read(self, found: Fetched) -> Document:
         session = here.get(None)
