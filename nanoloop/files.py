@@ -177,10 +177,8 @@ def open_beneath(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
     The name may include folders. Raise `FileRefused` if it leads out of the folder or through a
     link, or is not that of a regular file. Changes made at the same time can't defeat these checks.
     """
-    *folders, last = _parts(folder, name)
     path = folder / name.lstrip("/")
-    with _entered(folder, folders, path) as within:
-        _check_file_in(within, last, path)
+    with place_beneath(folder, name) as (within, last):
         fd = _opened(last, path, flags, within)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
@@ -196,41 +194,18 @@ def folder_beneath(folder: Path, name: str = "") -> Iterator[int]:
         yield within
 
 
-def write_beneath(folder: Path, name: str, data: bytes) -> bool:
-    """Replace or create a file beneath a folder, completely or not at all.
+@contextmanager
+def place_beneath(folder: Path, name: str, *, creates: bool = False) -> Iterator[tuple[int, str]]:
+    """Open the folder of a file beneath a folder, and yield it with the file's own name there.
 
-    The name is as for `open_beneath`; missing folders are created. A file that is replaced keeps
-    its permissions. Return True if the file is new.
+    The name is as for `open_beneath`; there may be no file yet. With `creates`, missing folders are
+    created.
     """
     *folders, last = _parts(folder, name)
     path = folder / name.lstrip("/")
-    with _entered(folder, folders, path, creates=True) as within:
+    with _entered(folder, folders, path, creates=creates) as within:
         _check_file_in(within, last, path)
-        fresh = f".{token_hex(8)}"
-        how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NEVER_THROUGH
-        fd = os.open(fresh, how, 0o666, dir_fd=within)
-        try:
-            is_new = not _takes_mode(fd, within, last)
-            write_all(fd, data)
-            os.fsync(fd)
-            os.replace(fresh, last, src_dir_fd=within, dst_dir_fd=within)
-        except BaseException:
-            os.unlink(fresh, dir_fd=within)
-            raise
-        finally:
-            os.close(fd)
-        os.fsync(within)
-        return is_new
-
-
-def _takes_mode(fd: int, folder: int, name: str) -> bool:
-    """Give an open file the mode of the file with this name; return False if there is none."""
-    try:
-        there = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    os.fchmod(fd, there.st_mode & 0o777)  # the new content must not run as the file's owner
-    return True
+        yield within, last
 
 
 def _parts(folder: Path, name: str) -> list[str]:

@@ -246,12 +246,34 @@ def test_a_reader_sees_the_old_file_or_the_new_one_and_nothing_between(shared, d
 
 def test_a_write_that_fails_leaves_the_old_file(shared, docs, monkeypatch):
     monkeypatch.setattr(
-        "nanoloop.files.write_all", lambda *_: (_ for _ in ()).throw(OSError(28, "no space"))
+        files, "write_all", lambda *_: (_ for _ in ()).throw(OSError(28, "no space"))
     )
     with pytest.raises(ToolError, match=r"'a/tea.txt' can't be used: no space"):
         shared.write("a/tea.txt", "x")
     assert [path.name for path in (docs / "a").iterdir()] == ["tea.txt"]
     assert (docs / "a" / "tea.txt").read_text().startswith("Green")
+
+
+@pytest.fixture(params=[True, False], ids=["without a name", "with a name"])
+def nameless(request, monkeypatch):
+    """Let files have no name while they are written, or, as on some systems, always have one."""
+    if not request.param:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    return request.param and hasattr(os, "O_TMPFILE")
+
+
+def test_a_write_that_is_killed_leaves_no_file_where_files_can_be_without_a_name(
+    shared, docs, monkeypatch, nameless
+):
+    seen, write_all, there = [], files.write_all, docs / "a"
+    monkeypatch.setattr(
+        files, "write_all", lambda *how: (seen.append([*there.iterdir()]), write_all(*how))
+    )
+    shared.write("a/tea.txt", "new")
+    shared.write("a/more.txt", "more")
+    assert [len(names) for names in seen] == ([1, 1] if nameless else [2, 2])
+    assert sorted(each.name for each in there.iterdir()) == ["more.txt", "tea.txt"]
+    assert (there / "tea.txt").read_text() == "new"
 
 
 def test_a_text_that_is_too_long_is_not_written(shared):

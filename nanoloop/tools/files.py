@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
+from secrets import token_hex
 from typing import Annotated
 
 from anyio.to_thread import run_sync
@@ -18,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from nanoloop.documents import Documents, kind_of
 from nanoloop.errors import FileRefused, SettingsError, ToolError
-from nanoloop.files import folder_beneath, open_beneath, read_plain, write_beneath
+from nanoloop.files import folder_beneath, open_beneath, place_beneath, read_plain, write_all
 from nanoloop.plugins import Plugin
 from nanoloop.tools.file_results import MOST_BYTES, FileResult, shown_path, why_refused
 from nanoloop.tools.function import FunctionTool
@@ -137,7 +138,7 @@ class SharedFolder:
             raise ToolError(f"the text has more than {MOST_WRITTEN:,} characters: write less")
         data = text.encode("utf-8", "replace")
         with _told(path):
-            is_new = write_beneath(self._folder, _path(path), data)
+            is_new = _written(self._folder, _path(path), data)
         return f"{shown_path(path)} {'created' if is_new else 'replaced'}: {len(data):,} bytes"
 
     def _data(self, path: str) -> bytes:
@@ -191,6 +192,56 @@ def _row(entry: os.DirEntry[str]) -> str:
         if stat.S_ISREG(there.st_mode):
             return f"{shown}  {there.st_size:,} bytes"
     return f"{shown}  (not a file: a link, say)"
+
+
+def _written(folder: Path, name: str, data: bytes) -> bool:
+    """Replace or create a file, completely or not at all; return True if it is new.
+
+    A file that is replaced keeps its permissions.
+    """
+    with place_beneath(folder, name, creates=True) as (within, last):
+        fresh = f".{token_hex(8)}"
+        fd, has_name = _made(within, fresh)
+        try:
+            is_new = not _takes_permissions(fd, within, last)
+            write_all(fd, data)
+            os.fsync(fd)
+            if not has_name:
+                os.link(f"{_OPEN_FILES}/{fd}", fresh, dst_dir_fd=within, follow_symlinks=True)
+            os.replace(fresh, last, src_dir_fd=within, dst_dir_fd=within)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(fresh, dir_fd=within)
+            raise
+        finally:
+            os.close(fd)
+        os.fsync(within)
+        return is_new
+
+
+_OPEN_FILES = "/proc/self/fd"
+
+
+def _made(folder: int, name: str) -> tuple[int, bool]:
+    """Create a file without a name, which is gone if we are killed; return it, and False.
+
+    If that is not possible in this folder, create it with this name, and return it, and True.
+    """
+    how = os.O_WRONLY | os.O_CLOEXEC
+    if hasattr(os, "O_TMPFILE") and Path(_OPEN_FILES).is_dir():
+        with suppress(OSError):
+            return os.open(".", how | os.O_TMPFILE, 0o666, dir_fd=folder), False
+    return os.open(name, how | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder), True
+
+
+def _takes_permissions(fd: int, folder: int, name: str) -> bool:
+    """Give an open file those of the file with this name; return False if there is none."""
+    try:
+        there = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    os.fchmod(fd, there.st_mode & 0o777)  # the new content must not run as the file's owner
+    return True
 
 
 def _path(said: str) -> str:
