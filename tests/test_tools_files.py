@@ -199,6 +199,39 @@ def test_nothing_outside_of_the_folder_is_sent(shared, path):
         shared.send(path)
 
 
+@pytest.mark.parametrize("place", ["docs", "docs/a"])
+async def test_a_link_in_the_place_of_the_shared_folder_is_not_followed(docs, place):
+    shared, place = SharedFolder(docs / "a"), docs.parent / place
+    other = docs.parent / "data"
+    (other / "a").mkdir(parents=True)
+    (other / "own.key").write_text("secret tea")
+    (other / "a" / "own.key").write_text("secret tea")
+    place.rename(docs.parent / "before")
+    place.symlink_to(other)
+    for use in (shared.list, shared.send, shared.search, lambda path: shared.write(path, "x")):
+        with pytest.raises(ToolError, match="has been replaced by a link since the start"):
+            use("own.key")
+    with pytest.raises(ToolError, match="by restarting nanoloop"):
+        await shared.read("own.key")
+    assert (other / "a" / "own.key").read_text() == "secret tea"
+
+
+def test_a_folder_that_is_made_again_is_used(shared, docs):
+    docs.rename(docs.parent / "before")
+    docs.mkdir()
+    assert shared.write("new.md", "tea") == "new.md created: 3 bytes"
+    assert shared.list() == "new.md  3 bytes"
+
+
+def test_a_link_to_the_folder_is_followed_as_it_was_at_the_start(docs):
+    link = docs.parent / "current"
+    link.symlink_to(docs)
+    shared = SharedFolder(link)
+    link.unlink()
+    link.symlink_to(docs.parent)
+    assert shared.list("a") == "tea.txt  25 bytes"
+
+
 # What is written
 
 

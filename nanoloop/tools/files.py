@@ -63,7 +63,7 @@ class SharedFolder:
     """A folder whose files a model may use."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder = folder.resolve()
         self._documents = Documents()
 
     def list(self, folder: str = "") -> str:
@@ -72,7 +72,7 @@ class SharedFolder:
         Args:
             folder: a path such as "reports/2025"; by default, the top
         """
-        with _told(folder), folder_beneath(self._folder, _path(folder)) as there:
+        with self._told(folder), folder_beneath(self._folder, _path(folder)) as there:
             with os.scandir(there) as entries:
                 found = sorted(entries, key=attrgetter("name"))
             rows = [_row(entry) for entry in found[:MOST_LISTED]]
@@ -86,7 +86,7 @@ class SharedFolder:
             path: a path such as "reports/2025.pdf"
             begin: the character to begin at, to read on
         """
-        with _told(path):
+        with self._told(path):
             data = await run_sync(self._data, path)
         session = here.get(None)
         found = await self._documents.read(data, owner="" if session is None else session.id)
@@ -106,7 +106,7 @@ class SharedFolder:
         found, until = list[str](), time.monotonic() + SEARCH_SECONDS
         phrase = re.compile(r"\s+".join(map(re.escape, words.split())), re.IGNORECASE)
         number = 0
-        with _told(folder):
+        with self._told(folder):
             for path in self._files(_path(folder)):
                 if number == MOST_SEARCHED or time.monotonic() > until:
                     return "\n".join([*found, f"[only {number} files were searched]"])
@@ -123,7 +123,7 @@ class SharedFolder:
         Args:
             path: a path such as "reports/2025.pdf"
         """
-        with _told(path):
+        with self._told(path):
             os.close(open_beneath(self._folder, _path(path)))
         return FileResult(_path(path), beneath=self._folder)
 
@@ -137,9 +137,23 @@ class SharedFolder:
         if len(text) > MOST_WRITTEN:
             raise ToolError(f"the text has more than {MOST_WRITTEN:,} characters: write less")
         data = text.encode("utf-8", "replace")
-        with _told(path):
+        with self._told(path):
             is_new = _written(self._folder, _path(path), data)
         return f"{shown_path(path)} {'created' if is_new else 'replaced'}: {len(data):,} bytes"
+
+    @contextmanager
+    def _told(self, path: str) -> Iterator[None]:
+        """Turn a file system error into a sentence for the model, and follow no new link."""
+        try:
+            if self._folder.resolve() != self._folder:
+                raise ToolError(_REPLACED)
+            yield
+        except FileNotFoundError:
+            raise ToolError(f"there is no {path!r}: files__list shows what is there") from None
+        except OSError as error:
+            is_ours = isinstance(error, FileRefused)
+            why = why_refused(error) if is_ours else str(error.strerror).lower()
+            raise ToolError(f"{path!r} can't be used: {why}") from None
 
     def _data(self, path: str) -> bytes:
         return read_plain(_path(path), most_bytes=MOST_BYTES, beneath=self._folder)
@@ -167,6 +181,12 @@ class SharedFolder:
         if kind_of(data) != "text":
             return found
         return [*found, *islice(_lines(shown, _decoded(data), phrase), MOST_FOUND)]
+
+
+_REPLACED = (
+    "the shared folder has been replaced by a link since the start: whoever runs this can allow "
+    "that by restarting nanoloop"
+)
 
 
 def _lines(path: str, text: str, phrase: re.Pattern[str]) -> Iterator[str]:
@@ -257,18 +277,6 @@ def _path(said: str) -> str:
 
 
 _HALVES = re.compile("[\ud800-\udfff]")
-
-
-@contextmanager
-def _told(path: str) -> Iterator[None]:
-    """Turn a file system error into a sentence for the model."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise ToolError(f"there is no {path!r}: files__list shows what is there") from None
-    except OSError as error:
-        why = why_refused(error) if isinstance(error, FileRefused) else str(error.strerror).lower()
-        raise ToolError(f"{path!r} can't be used: {why}") from None
 
 
 def make(own: FilesSettings) -> Sequence[FunctionTool[..., object]]:
