@@ -416,12 +416,12 @@ OWN = {
 def shared_with(world, monkeypatch):
     """Return the refusal of a folder beside the settings file, with more settings."""
 
-    def refusal(name, more, how):
+    def refusal(name, more, how, tool="files"):
         there = world.folder / name
         there.mkdir(parents=True)
         (there / "own_stock.py").write_text("def stock() -> str: ...\n")
         monkeypatch.syspath_prepend(str(there))
-        text = f"[tools.files]\nfolder = '{there}'\n{how}\n{more.format(there=there)}"
+        text = f"[tools.{tool}]\nfolder = '{there}'\n{how}\n{more.format(there=there)}"
         try:
             world.agents(text)
         except SettingsError as refused:
@@ -435,6 +435,17 @@ def shared_with(world, monkeypatch):
 @pytest.mark.parametrize(("name", "more"), PRIVATE.items(), ids=PRIVATE)
 def test_a_folder_with_agents_the_store_or_its_keys_is_not_shared(shared_with, name, more, how):
     assert "would be in reach: choose another folder" in shared_with(name, more, how)
+
+
+def test_the_list_of_trusted_files_is_not_shared(shared_with, world, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(world.folder / "home"))
+    assert "trusted.json would be in reach" in shared_with("home/nanoloop", "", "")
+
+
+def test_commands_do_not_get_a_folder_with_skills_either(shared_with):
+    told = shared_with("tea", OWN["skills"], "", tool="shell")
+    assert "tools.shell.folder is " in told
+    assert "would be in reach" in told
 
 
 @pytest.mark.parametrize(("name", "more"), OWN.items(), ids=OWN)
