@@ -66,6 +66,8 @@ _OK_CODES = range(300)
 _REDIRECTS = range(300, 400)
 _NAME_CHARS = 100
 """How much of an unusable tool's name is shown."""
+_FRAME = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+"""What a list of tools must have in the newer protocol besides its tools."""
 _GONE = "Session terminated"
 """The client's error message when a server no longer knows our session."""
 DECLINED = (
@@ -137,7 +139,7 @@ class ServerConnection:
                     raise ValueError(f"models see it as {name}, which is another")  # noqa: TRY301 - as below
                 tools[name] = _listed(tool)
             except ValueError as why:
-                self.left_out[visible(tool.name)[:_NAME_CHARS]] = str(why)
+                self.left_out[_short(tool.name)] = str(why)
         return Listing(
             tools=tuple(tools.values()),
             prompts=await self._prompts(client),
@@ -308,16 +310,17 @@ class ServerConnection:
     def _readable(self, result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         is_modern = "resultType" in result
         which = LATEST_MODERN_VERSION if is_modern else LATEST_HANDSHAKE_VERSION
-        for tool in result["tools"]:
+        for tool in result["tools"][:MOST_TOOLS]:
             name = tool.get("name") if isinstance(tool, dict) else None
-            name = visible(name)[:_NAME_CHARS] if isinstance(name, str) else "a tool without a name"
+            name = _short(name) if isinstance(name, str) else "a tool without a name"
             try:
-                # Checked separately, so that one bad tool doesn't hide the others. Results are not
+                # Checked separately, so that one bad tool doesn't hide the others, and without the
+                # rest of the result, which would be checked again for each tool. Results are not
                 # checked against its output schema: what was done can't be undone by refusing to
                 # read it.
                 alone = {key: value for key, value in tool.items() if key != "outputSchema"}
                 wire.Tool.model_validate(alone, by_name=False)
-                methods.validate_server_result("tools/list", which, {**result, "tools": [alone]})
+                methods.validate_server_result("tools/list", which, {**_FRAME, "tools": [alone]})
             except (ValidationError, AttributeError, TypeError, RecursionError):
                 self.left_out[name] = "its schema or its description breaks the protocol"
             else:
@@ -483,6 +486,11 @@ def _broken(error: Exception) -> ToolError:
         f"the server's answer breaks the protocol ({type(error).__name__}); the call may have "
         "taken effect"
     )
+
+
+def _short(name: str) -> str:
+    """Return a tool's name as it is shown if the tool can't be used."""
+    return visible(name[:_NAME_CHARS])
 
 
 def _listed(tool: wire.Tool) -> ListedTool:

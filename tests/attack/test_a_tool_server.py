@@ -1,9 +1,14 @@
 """What a tool server can do that was taken over: its words, its results, its bytes."""
 
+import time
+
 import pytest
+from mcp.shared.message import SessionMessage
+from mcp.types import JSONRPCResponse
 
 from nanoloop.events import Event
 from nanoloop.tools.listing import listed_tool, visible
+from nanoloop.tools.mcp import ServerConnection
 from nanoloop.tools.servers import ToolServerFailed
 from tests.tool_servers import Folder, call, running
 
@@ -65,3 +70,24 @@ async def test_the_log_has_none_of_its_words(files, tmp_path, heard, caplog):
     told = " ".join(repr(event) for event in heard if isinstance(event, Event))
     for words in ("it has no key", "a secret", "Does echo"):
         assert words not in told + caplog.text
+
+
+def sifted(files, *tools, **more):
+    """The tools of one message that are read further, and the reasons against the others."""
+    connection = ServerConnection(files.place())
+    result = {"tools": [*tools], **more}
+    message = SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=1, result=result))
+    return connection.sift(message).message.result["tools"], connection.left_out
+
+
+def plain_tool(name="a", **more):
+    return {"name": name, "inputSchema": {"type": "object", **more}}
+
+
+@pytest.mark.parametrize("modern", [{}, {"resultType": "complete"}])
+def test_what_comes_with_a_list_of_tools_is_not_checked_once_for_each(files, modern):
+    around = {f"a{n}": [] for n in range(40_000)}
+    began = time.process_time()
+    found, _ = sifted(files, *map(plain_tool, map(str, range(500))), _meta=around, **modern)
+    assert len(found) == 500
+    assert time.process_time() - began < 1.0
