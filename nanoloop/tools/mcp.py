@@ -51,7 +51,7 @@ from nanoloop.tools.listing import (
 from nanoloop.tools.logins import ServerLogins, login_wanted
 from nanoloop.tools.oauth import Access
 from nanoloop.tools.prompts import PromptText
-from nanoloop.tools.questions import ToolQuestion, tool_question
+from nanoloop.tools.questions import LONGEST_MESSAGE, ToolQuestion, tool_question
 from nanoloop.tools.servers import AskModel, ToolServerPlace
 from nanoloop.tools.transports import LAST_LINES, http_stream, program
 
@@ -386,9 +386,10 @@ def _question(requests: Mapping[str, Any], request_state: str | None) -> ToolQue
             "the server asks for something that nanoloop does not offer, such as a model"
         )
     if isinstance(params, wire.ElicitRequestURLParams):
-        return tool_question(f"{visible(params.message)}\n{visible(params.url)}", {}, None, state)
+        message = visible(params.message[:LONGEST_MESSAGE])
+        return tool_question(f"{message}\n{visible(params.url)}", {}, None, state)
     schema = params.requested_schema if isinstance(params, wire.ElicitRequestFormParams) else {}
-    message = visible(getattr(params, "message", ""))
+    message = visible(str(getattr(params, "message", ""))[:LONGEST_MESSAGE])
     return tool_question(message, schema.get("properties") or {}, schema.get("required"), state)
 
 
