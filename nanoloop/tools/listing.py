@@ -97,7 +97,7 @@ def listed_tool(
         raise ValueError("its schema is not readable") from None
     if len(schema) > LONGEST_SCHEMA:
         raise ValueError(f"its schema has {len(schema):,} characters, more than {LONGEST_SCHEMA:,}")
-    description = visible(description)
+    description = visible(description[: 4 * LONGEST_DESCRIPTION])
     if len(description) > LONGEST_DESCRIPTION:
         description = f"{description[:LONGEST_DESCRIPTION]} […]"
     return ListedTool(
@@ -117,7 +117,7 @@ def listed_prompt(name: str, description: str, arguments: Mapping[str, bool]) ->
         raise ValueError(f"it has {len(arguments)} arguments, more than {MOST_ARGUMENTS}")
     if not all(each.isprintable() and "=" not in each for each in arguments):
         raise ValueError("nobody can type the name of one of its arguments")
-    line = " ".join(visible(description).split())
+    line = " ".join(visible(description[: 10 * LONGEST_LINE]).split())
     if len(line) > LONGEST_LINE:
         line = f"{line[:LONGEST_LINE]} […]"
     return ListedPrompt(name=name, description=line, arguments=dict(arguments))

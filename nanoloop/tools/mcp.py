@@ -59,6 +59,12 @@ MOST_PAGES = 50
 MOST_PROMPTS = 100
 MOST_TOOLS = 500
 """How many of a server's tools are read."""
+LONGEST_LIST = 2_000_000
+"""How many characters the list of a server's tools may have, all pages together."""
+LONGEST_TOOL = 500_000
+"""How many of these one tool may have."""
+_SIGNS = 4
+"""How many characters a value in a list counts at least."""
 MOST_ROUNDS = 10
 """How often a server may want to be called again without asking anything."""
 ROUND_SECONDS = 0.05
@@ -101,6 +107,8 @@ class ServerConnection:
         """How many questions the server had for the user."""
         self._has_changed = False
         self._news = anyio.Event()
+        self._listed = 0
+        """How many characters of the list of tools have been received."""
         self.left_out: dict[str, str] = {}
         """The listed tools that can't be used, each with the reason."""
         self.status = 0
@@ -123,16 +131,27 @@ class ServerConnection:
         """List the tools that can be used and those that can't."""
         client = self._able()
         self.left_out = {}
-        found: list[wire.Tool] = []
+        self._listed = 0
+        tools: dict[str, ListedTool] = {}
         cursor: str | None = None
         for _ in range(MOST_PAGES):
+            # Each page is limited before the next is read.
             page = await client.list_tools(cursor=cursor)
-            found += page.tools
+            self._read(page.tools, tools)
             cursor = page.next_cursor
-            if cursor is None or len(found) > MOST_TOOLS:
+            many = len(tools) + len(self.left_out)
+            if cursor is None or many >= MOST_TOOLS or self._listed > LONGEST_LIST:
                 break
-        tools: dict[str, ListedTool] = {}
-        for tool in found[:MOST_TOOLS]:
+        return Listing(
+            tools=tuple(tools.values()),
+            prompts=await self._prompts(client),
+            left_out=dict(self.left_out),
+            has_resources=client.server_capabilities.resources is not None,
+        )
+
+    def _read(self, found: Sequence[wire.Tool], tools: dict[str, ListedTool]) -> None:
+        """Add the tools of a page that can be used; note the others."""
+        for tool in found[: MOST_TOOLS - len(tools)]:
             name = name_for_model(self.place.name, tool.name)
             try:
                 if name in tools:
@@ -140,12 +159,6 @@ class ServerConnection:
                 tools[name] = _listed(tool)
             except ValueError as why:
                 self.left_out[_short(tool.name)] = str(why)
-        return Listing(
-            tools=tuple(tools.values()),
-            prompts=await self._prompts(client),
-            left_out=dict(self.left_out),
-            has_resources=client.server_capabilities.resources is not None,
-        )
 
     async def _prompts(self, client: Client) -> tuple[ListedPrompt, ...]:
         """List the prompts that can be used; a server whose list can't be read has none."""
@@ -310,9 +323,16 @@ class ServerConnection:
     def _readable(self, result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         is_modern = "resultType" in result
         which = LATEST_MODERN_VERSION if is_modern else LATEST_HANDSHAKE_VERSION
+        left = LONGEST_LIST - _size({**result, "tools": ()}, LONGEST_LIST)
         for tool in result["tools"][:MOST_TOOLS]:
             name = tool.get("name") if isinstance(tool, dict) else None
             name = _short(name) if isinstance(name, str) else "a tool without a name"
+            size = _size(tool, LONGEST_TOOL) if left > 0 else 0
+            left -= size
+            if left <= 0 or size > LONGEST_TOOL:
+                what, most = ("the list", LONGEST_LIST) if left <= 0 else ("it", LONGEST_TOOL)
+                self.left_out[name] = f"{what} has more than {most:,} characters"
+                continue
             try:
                 # Checked separately, so that one bad tool doesn't hide the others, and without the
                 # rest of the result, which would be checked again for each tool. Results are not
@@ -325,6 +345,7 @@ class ServerConnection:
                 self.left_out[name] = "its schema or its description breaks the protocol"
             else:
                 yield alone
+        self._listed += LONGEST_LIST - left
 
     async def hear(self, message: object) -> None:
         """Handle a notification from the server."""
@@ -487,6 +508,22 @@ def _broken(error: Exception) -> ToolError:
         f"the server's answer breaks the protocol ({type(error).__name__}); the call may have "
         "taken effect"
     )
+
+
+def _size(value: object, most: int) -> int:
+    """Return about how many characters of JSON a value has; stop counting beyond `most`."""
+    size, waiting = 0, [value]
+    while waiting and size <= most:
+        match waiting.pop():
+            case str() as text:
+                size += len(text)
+            case dict() as names:
+                waiting += names.values()
+                size += sum(map(len, names))
+            case list() as values:
+                waiting += values
+        size += _SIGNS
+    return size
 
 
 def _short(name: str) -> str:

@@ -8,7 +8,7 @@ from mcp.types import JSONRPCResponse
 
 from nanoloop.events import Event
 from nanoloop.tools.listing import listed_tool, visible
-from nanoloop.tools.mcp import ServerConnection
+from nanoloop.tools.mcp import LONGEST_LIST, LONGEST_TOOL, ServerConnection
 from nanoloop.tools.servers import ToolServerFailed
 from tests.tool_servers import Folder, call, running
 
@@ -91,3 +91,26 @@ def test_what_comes_with_a_list_of_tools_is_not_checked_once_for_each(files, mod
     found, _ = sifted(files, *map(plain_tool, map(str, range(500))), _meta=around, **modern)
     assert len(found) == 500
     assert time.process_time() - began < 1.0
+
+
+def test_a_tool_of_any_size_hides_no_other(files):
+    huge = plain_tool("huge", x=[[]] * (LONGEST_TOOL // 4))
+    found, why = sifted(files, huge, plain_tool("next"))
+    assert [each["name"] for each in found] == ["next"]
+    assert why == {"huge": "it has more than 500,000 characters"}
+
+
+def test_a_list_of_tools_is_read_up_to_its_limit(files):
+    wide = [plain_tool(str(n), title="x" * 400_000) for n in range(9)]
+    found, why = sifted(files, *wide)
+    assert len(found) == 4
+    assert why["8"] == "the list has more than 2,000,000 characters"
+    assert sifted(files, plain_tool(), _meta={"x": "x" * LONGEST_LIST})[0] == []
+
+
+async def test_no_more_pages_of_tools_are_read_than_the_limit_allows(files, tmp_path):
+    files.set("pages")
+    async with running(files.place(), data=tmp_path / "data") as servers:
+        (server,) = servers
+        assert server.state == "connected"
+        assert files.ledger == [f"page {n}" for n in range(5)]

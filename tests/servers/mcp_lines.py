@@ -2,7 +2,8 @@
 
     python tests/servers/mcp_lines.py FOLDER
 
-Files in the folder say how: `silent`, `bad`, `huge`, `spaces`, `many`, `other`, `more`, `late`.
+Files in the folder say how: `silent`, `bad`, `huge`, `spaces`, `many`, `pages`, `other`, `more`,
+`late`.
 There it also notes its process id and what was written.
 """
 
@@ -118,6 +119,13 @@ def answer(method, params):
                 "protocolVersion": "2025-06-18",
                 "capabilities": {"tools": {"listChanged": True}},
                 "serverInfo": about,
+            }
+        case "tools/list" if has("pages"):  # without end
+            page = int(params.get("cursor") or 0)
+            write(f"page {page}")
+            return {
+                "tools": [tool(f"p{page}", description="x" * 400_000)],
+                "nextCursor": str(page + 1),
             }
         case "tools/list":
             return {"tools": list(tools())}
