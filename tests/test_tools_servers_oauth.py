@@ -408,15 +408,42 @@ async def test_a_renewed_login_that_the_disk_refuses_is_not_lost(
         kept = make_logins(load())
         kept.keep("tickets", replaced(kept.of("tickets"), until=0.0))
 
-        def refuse(*_, **__):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
         monkeypatch.setattr(logins, "replace_file", refuse)
         for _ in range(2):
             assert await call(servers, "tickets__echo", text="hi") == "hi"
         assert tickets.ledger.count("refreshed") == 1
     (said,) = [event for event in heard if isinstance(event, ToolLoginNotStored)]
     assert said.reason.startswith("data/tool_logins/tickets.json can't be written: ")
+
+
+class Open:
+    """Seals nothing."""
+
+    def sealed(self, _, data):
+        return data
+
+    opened = sealed
+
+    def destroy(self, _):
+        pass
+
+
+def test_a_login_that_the_disk_refused_gives_way_to_a_later_one(tmp_path, monkeypatch):
+    here, other = (logins.ServerLogins(tmp_path, lambda _: Open()) for _ in range(2))
+    other.keep("tickets", ServerLogin(url="https://a.example", client={}, token="first"))
+    with monkeypatch.context() as full:
+        full.setattr(logins, "replace_file", refuse)
+        with pytest.raises(SettingsError, match="can't be written"):
+            here.keep("tickets", replaced(here.of("tickets"), token="renewed"))
+    assert here.of("tickets").token == "renewed"
+    other.keep("tickets", replaced(other.of("tickets"), token="later"))
+    assert here.of("tickets").token == "later"
+    other.remove("tickets")
+    assert here.of("tickets") is None
+
+
+def refuse(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def replaced(login, **more):

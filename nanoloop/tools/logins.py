@@ -82,8 +82,11 @@ class ServerLogins:
         """Use this data folder; `make_sealing` is called for the first login."""
         self._folder = folder / FOLDER
         self._make_sealing = make_sealing
-        self._not_stored: dict[str, ServerLogin] = {}
-        """Logins that the disk refused; the tokens in the files may no longer count."""
+        self._not_stored: dict[str, tuple[ServerLogin, tuple[int, int] | None]] = {}
+        """Logins that the disk refused, each with the stamp of the file that it should replace.
+
+        The token in that file may no longer count; another file is a later login or logout.
+        """
 
     @cached_property
     def _sealing(self) -> FolderSealing:
@@ -102,8 +105,9 @@ class ServerLogins:
 
     def of(self, server: str) -> ServerLogin | None:
         """Return the login to this server, if there is one; raise `SettingsError`."""
-        if server in self._not_stored:
-            return self._not_stored[server]
+        login, stamp = self._not_stored.get(server, (None, None))
+        if login is not None and stamp == self.stamp(server):
+            return login
         file = self._file(server)
         try:
             data = self._sealing.opened(file.name, load_file(file))
@@ -121,7 +125,7 @@ class ServerLogins:
         Raise `SettingsError` if the disk refuses; this process then goes on with the login.
         """
         file = self._file(server)
-        self._not_stored[server] = login
+        self._not_stored[server] = login, self.stamp(server)
         try:
             make_folder(self._folder)
             data = json.dumps(asdict(login)).encode()
@@ -129,13 +133,14 @@ class ServerLogins:
         except (OSError, DiskRefused) as error:
             why = refusal(error) if isinstance(error, OSError) else str(error)
             raise SettingsError(f"{file} can't be written: {why}") from None
-        del self._not_stored[server]
+        self._not_stored.pop(server, None)
 
     def remove(self, server: str) -> ServerLogin | None:
         """Remove the login and return it, or None if there is none; raise `SettingsError`."""
         login, file = self.of(server), self._file(server)
+        self._not_stored.pop(server, None)
         if self.stamp(server) is None:
-            return None
+            return login
         try:
             self._sealing.destroy(file.name)
             file.unlink(missing_ok=True)
