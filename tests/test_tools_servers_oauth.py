@@ -5,6 +5,7 @@ import json
 import stat
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from contextlib import asynccontextmanager, contextmanager
@@ -530,3 +531,8 @@ def test_a_login_that_can_t_work_is_refused_at_the_start(tmp_path, monkeypatch, 
     with pytest.raises(SettingsError, match=told) as refused:
         load()
     assert "very-secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("seconds", [10**400, -(10**400), -1])
+def test_a_lifetime_that_nobody_could_mean_is_limited(seconds):
+    assert 0 < logins.renewed_at(seconds) < time.time() + 11 * 366 * 86_400

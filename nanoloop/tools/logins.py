@@ -31,6 +31,9 @@ _LOOK_SECONDS = 0.02
 _EARLY_SECONDS = 60.0
 """A token is renewed this long before it expires, or after nine tenths of its lifetime."""
 
+_LONGEST_SECONDS = 10 * 366 * 86_400
+"""The longest lifetime of a token that is believed."""
+
 
 def login_wanted(server: str) -> str:
     """Return the sentence for a server to which nobody has logged in."""
@@ -72,7 +75,10 @@ class ServerLogin:
 
 def renewed_at(seconds: int | None) -> float | None:
     """Return when to renew a token that lasts this long from now on."""
-    return None if seconds is None else time.time() + seconds - min(_EARLY_SECONDS, seconds / 10)
+    if seconds is None:
+        return None
+    seconds = min(max(seconds, 0), _LONGEST_SECONDS)
+    return time.time() + seconds - min(_EARLY_SECONDS, seconds / 10)
 
 
 class ServerLogins:
