@@ -181,7 +181,8 @@ REFUSALS = {
 @pytest.mark.parametrize(("how", "told"), REFUSALS.items())
 def test_an_answer_that_is_not_to_this_login_is_refused(write, tickets, how, told):
     tickets.set(how)
-    code, _, said = log_in()
+    # A browser's answer with another state is not heard at all.
+    code, _, said = log_in(paste if how == "wrong-state" else browse)
     assert (code, said.splitlines()[-1]) == (
         Exit.FAILED,
         f"nanoloop: the login to tickets failed: {told}",
@@ -249,11 +250,11 @@ async def test_only_the_answer_is_heard_and_only_by_this_machine():
         heard = []
 
         async def wait():
-            heard.append(await here.answer())
+            heard.append(await here.answer("2"))
 
         group.start_soon(wait)
         assert here.address.startswith("http://127.0.0.1:")
-        for other in ("/favicon.ico", "?code=1"):
+        for other in ("/favicon.ico", "?code=1", "/callback?x=1", "/callback?code=1&state=3"):
             url = f"{here.address.removesuffix('/callback')}{other}"
             assert await run_sync(status, url) == 404
         assert await run_sync(status, f"{here.address}?code=1&state=2") == 200
@@ -266,7 +267,7 @@ async def test_a_login_that_nobody_answers_ends(monkeypatch):
     monkeypatch.setattr(tools, "ANSWER_SECONDS", 0.06)
     async with tools.listening(0) as here:
         with pytest.raises(LoginFailed, match="nobody logged in within"):
-            await here.answer()
+            await here.answer("2")
 
 
 # Machines
