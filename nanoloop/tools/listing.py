@@ -97,6 +97,8 @@ def listed_tool(
         raise ValueError("its schema is not readable") from None
     if len(schema) > LONGEST_SCHEMA:
         raise ValueError(f"its schema has {len(schema):,} characters, more than {LONGEST_SCHEMA:,}")
+    if not all(map(is_plain, _names_in(parameters))):
+        raise ValueError("its schema has a name with invisible characters")
     description = visible(description[: 4 * LONGEST_DESCRIPTION])
     if len(description) > LONGEST_DESCRIPTION:
         description = f"{description[:LONGEST_DESCRIPTION]} […]"
@@ -150,6 +152,15 @@ def _visible_in(value: Any) -> Any:
             return [_visible_in(inner) for inner in value]
         case _:
             return value
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    """Yield the names in a schema at any depth; it would change if they were cleaned."""
+    if isinstance(value, Mapping):
+        yield from value
+    for inner in value.values() if isinstance(value, Mapping) else value:
+        if isinstance(inner, Mapping | list):
+            yield from _names_in(inner)
 
 
 def prompt_command(server: str, prompt: str) -> str:

@@ -29,6 +29,14 @@ def test_a_description_holds_no_character_that_can_t_be_seen():
     assert "\x1b" not in said
 
 
+@pytest.mark.parametrize("name", ["a\u202e", "a\U000e0041", "a\u3164", "a\nb"])
+def test_a_schema_with_a_name_that_can_t_be_seen_is_left_out(name):
+    for schema in ({name: {}}, {"a": {"anyOf": [{"properties": {name: {}}}]}}):
+        parameters = {"type": "object", "properties": schema}
+        with pytest.raises(ValueError, match="a name with invisible characters"):
+            listed_tool("a", "", parameters, reads=True, idempotent=False)
+
+
 async def test_a_description_is_shown_as_its_server_s_words(files, tmp_path):
     async with running(files.place(), data=tmp_path / "data") as servers:
         (source,) = servers.sources
