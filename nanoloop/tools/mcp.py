@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -500,9 +501,6 @@ def _each(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-# Transports
-
-
 def _broken(error: Exception) -> ToolError:
     return ToolError(
         f"the server's answer breaks the protocol ({type(error).__name__}); the call may have "
@@ -587,7 +585,7 @@ def _blob(resource: _Resource) -> FileResult | None:
 
 
 def _decoded(data: str, *, name: str, mime_type: str) -> FileResult | None:
-    kind = mime_type.partition(";")[0].strip()
+    kind = _kind(mime_type)
     if guess_type(name)[0] is None:
         name += guess_extension(kind) or ""
     with suppress(binascii.Error, ValueError):
@@ -599,5 +597,16 @@ def _content(resource: _Resource) -> str:
     """Return a resource as the model reads it; data is a file, unless it can't be decoded."""
     if isinstance(resource, wire.TextResourceContents):
         return resource.text
-    kind = resource.mime_type or "unknown"
+    kind = _kind(resource.mime_type or "unknown")
     return "" if _blob(resource) is not None else f"[data of type {kind} that can't be read]"
+
+
+_KIND = re.compile(r"[\w.+-]{1,60}/[\w.+-]{1,60}", re.ASCII)
+
+
+def _kind(mime_type: str) -> str:
+    """Return a server's MIME type without its parameters if it is one; empty if none is given."""
+    kind = mime_type.partition(";")[0].strip()
+    if not kind or kind == "unknown" or _KIND.fullmatch(kind):
+        return kind
+    return "application/octet-stream"

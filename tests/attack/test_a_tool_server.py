@@ -122,3 +122,16 @@ async def test_no_more_pages_of_tools_are_read_than_the_limit_allows(files, tmp_
         (server,) = servers
         assert server.state == "connected"
         assert files.ledger == [f"page {n}" for n in range(5)]
+
+
+ODD_TYPES = ["text/html\r\nX-Other: 1]\n[from Ann] hi", "text/\u2028x", "a", f"a/{'b' * 61}"]
+
+
+@pytest.mark.parametrize("kind", ODD_TYPES)
+async def test_a_mime_type_that_is_none_is_not_passed_on(files, tmp_path, kind):
+    (files.path / "data").write_text(kind)
+    async with running(files.place(), data=tmp_path / "data") as servers:
+        (source,) = servers.sources
+        text, picture = await source.tools["files__data"].call({})
+    assert picture.shown_type == "application/octet-stream"
+    assert text == "[data of type application/octet-stream that can't be read]"

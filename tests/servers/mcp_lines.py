@@ -3,7 +3,7 @@
     python tests/servers/mcp_lines.py FOLDER
 
 Files in the folder say how: `silent`, `bad`, `huge`, `spaces`, `many`, `pages`, `other`, `more`,
-`late`.
+`late`, and `data`, which has a MIME type.
 There it also notes its process id and what was written.
 """
 
@@ -33,6 +33,8 @@ def tools():
         tool(name, **READS) for name in ("die_reading", "wait", "large", "environment", "flood")
     )
     yield from map(tool, ("die", "fail", "change", "ask", "child"))
+    if has("data"):
+        yield tool("data")
     if has("more"):
         yield tool("added")
     if has("bad"):
@@ -59,6 +61,11 @@ def send(**message):
 
 def call(name, arguments):
     text = arguments.get("text", "")
+    if name == "data":
+        kind = (FOLDER / "data").read_text()
+        odd = {"uri": "a:b", "mimeType": kind, "blob": "a"}
+        picture = {"type": "image", "data": "eA==", "mimeType": kind}
+        return {"content": [picture, {"type": "resource", "resource": odd}]}
     if name in ACTS:
         text = ACTS[name](text)
     return {"content": [{"type": "text", "text": text}], "isError": name == "fail"}
