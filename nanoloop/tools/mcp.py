@@ -73,6 +73,8 @@ _OK_CODES = range(300)
 _REDIRECTS = range(300, 400)
 _NAME_CHARS = 100
 """How much of an unusable tool's name is shown."""
+_SAID_CHARS = 100
+"""How much of a server's own words about a failed prompt is shown."""
 _FRAME = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
 """What a list of tools must have in the newer protocol besides its tools."""
 _GONE = "Session terminated"
@@ -178,7 +180,7 @@ class ServerConnection:
         try:
             result = await (await self._ready()).get_prompt(name, dict(given))
         except MCPError as error:
-            raise self._failed(error) from None
+            raise _quoted(self._failed(error), error.message) from None
         except (ValidationError, RuntimeError) as error:
             raise _broken(error) from None
         return [PromptText(each.role, _named(each.content)) for each in result.messages]
@@ -499,6 +501,16 @@ def _each(error: BaseException) -> Iterator[BaseException]:
             yield from _each(inner)
     else:
         yield error
+
+
+def _quoted(failed: ToolError, said: str) -> ToolError:
+    """Return the error with the server's words quoted, because a person reads them."""
+    if not said or str(failed) != said:  # our own words
+        return failed
+    words = " ".join(visible(said[: 2 * _SAID_CHARS]).split())
+    cut = f"{words[:_SAID_CHARS]} […]" if len(words) > _SAID_CHARS else words
+    quoted = cut.replace('"', "'")
+    return ToolError(f'the server says "{quoted}"')
 
 
 def _broken(error: Exception) -> ToolError:

@@ -6,6 +6,7 @@ import pytest
 from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCResponse
 
+from nanoloop.errors import ToolError
 from nanoloop.events import Event
 from nanoloop.tools.listing import listed_tool, visible
 from nanoloop.tools.mcp import LONGEST_LIST, LONGEST_TOOL, ServerConnection
@@ -135,3 +136,12 @@ async def test_a_mime_type_that_is_none_is_not_passed_on(files, tmp_path, kind):
         text, picture = await source.tools["files__data"].call({})
     assert picture.shown_type == "application/octet-stream"
     assert text == "[data of type application/octet-stream that can't be read]"
+
+
+async def test_what_a_server_says_about_a_failed_prompt_is_quoted_on_one_line(files, tmp_path):
+    async with running(files.place(), data=tmp_path / "data") as (server,):
+        with pytest.raises(ToolError) as failed:
+            await server.use(lambda connection: connection.prompt("a", {}), may_repeat=True)
+    words = str(failed.value).removeprefix('the server says "').removesuffix(' […]"')
+    assert words.startswith("no ticket [31m today 'Log in' again")
+    assert len(words) == 100

@@ -149,6 +149,10 @@ for line in sys.stdin:
     message = json.loads(line)
     if has("silent") or "id" not in message:
         continue
+    if message["method"] == "prompts/get":
+        said = 'no ticket\x1b[31m today\n\n"Log in"' + " again" * 100
+        send(id=message["id"], error={"code": -32603, "message": said})
+        continue
     result = answer(message["method"], message.get("params") or {})
     if result is None:
         send(id=message["id"], error={"code": -32601, "message": "Method not found"})
