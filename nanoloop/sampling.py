@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import anyio
 from anyio.to_thread import run_sync
 
-from nanoloop.errors import ProviderError, ToolError
+from nanoloop.errors import (
+    ModelResting,
+    NoConnection,
+    OverQuota,
+    ProviderError,
+    ToolError,
+    UnknownModel,
+    WrongKey,
+)
 from nanoloop.events import Event, announce
 from nanoloop.memory.schedule import Budget
 from nanoloop.protocols import ChatMessage, Provider, Reply, Usage, in_background
@@ -18,6 +25,10 @@ from nanoloop.session.chat import rough_tokens, total_chars
 
 LONGEST_PROMPT = 50_000
 """How many characters a server may ask with."""
+ANSWER_TOKENS = 1_000
+"""How many tokens an answer counts that never came, for example because the server cancelled."""
+_UNUSED = (ModelResting, NoConnection, OverQuota, UnknownModel, WrongKey)
+"""Failures that use no tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +56,32 @@ class Sampling:
         """Return the model's answer; raise `ToolError` if there is none, or no budget for it."""
         if total_chars(messages) > LONGEST_PROMPT:
             raise ToolError(f"it asks the model with more than {LONGEST_PROMPT} characters")
+        budget = self._budget_of(server)
+        taken = Usage(tokens_in=rough_tokens(total_chars(messages)), tokens_out=ANSWER_TOKENS)
         # One at a time, so that each one's tokens count before the next is asked.
         async with self._turns.setdefault(server, anyio.Lock()):
-            budget = self._budget_of(server)
-            if not await run_sync(lambda: budget.has_room):
+            # Before the model is asked, because the server can cancel its request at any time.
+            if not await run_sync(budget.take, taken):
                 raise ToolError("it has used up its tokens of the model for today")
-            try:
-                reply = await self._provider.chat(messages=messages)
-            except ProviderError as error:
-                raise ToolError("the model could not answer it") from error
-            usage = _usage_of(reply, messages)
-            await run_sync(partial(budget.add, usage))
-        announce(SamplingAnswered(server=server, tokens=usage.tokens_in + usage.tokens_out))
+            reply, used = await self._asked(messages, taken)
+            with anyio.CancelScope(shield=True):
+                await run_sync(budget.correct, taken, used)
+        if reply is None:
+            raise ToolError("the model could not answer it")
+        announce(SamplingAnswered(server=server, tokens=used.tokens_in + used.tokens_out))
         return reply
+
+    async def _asked(
+        self, messages: Sequence[ChatMessage], taken: Usage
+    ) -> tuple[Reply | None, Usage]:
+        """Ask the model; return its answer, or None if it fails, and the tokens used."""
+        try:
+            reply = await self._provider.chat(messages=messages)
+        except _UNUSED:
+            return None, Usage()
+        except ProviderError:  # it may have worked for a while
+            return None, taken
+        return reply, _usage_of(reply, messages)
 
     def _budget_of(self, server: str) -> Budget:
         tokens = self._daily_tokens(server)

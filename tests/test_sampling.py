@@ -2,6 +2,7 @@
 
 from contextlib import asynccontextmanager
 
+import anyio
 import pytest
 
 from nanoloop import ScriptedProvider
@@ -77,3 +78,48 @@ async def test_a_long_question_and_a_model_that_is_away_are_told(tmp_path):
         await sampling("web", [{"role": "user", "content": "x" * LONGEST_PROMPT}])
     with pytest.raises(ToolError, match="the model could not answer it"):
         await sampling("web", [{"role": "user", "content": "hat"}])
+
+
+class Slow:
+    """A model that is still at work when its server cancels."""
+
+    def __init__(self):
+        self.asked = 0
+        self.is_asked = anyio.Event()
+
+    async def chat(self, **_):
+        self.asked += 1
+        self.is_asked.set()
+        await anyio.sleep_forever()
+
+
+async def test_a_request_that_its_server_cancels_counts(tmp_path):
+    sampling = Sampling(slow := Slow(), folder=tmp_path, daily_tokens=lambda _: 100)
+    message = [{"role": "user", "content": "hat"}]
+    async with anyio.create_task_group() as group:
+        group.start_soon(sampling, "web", message)
+        await slow.is_asked.wait()
+        group.cancel_scope.cancel()
+    with anyio.fail_after(5), pytest.raises(ToolError, match="used up its tokens"):
+        await sampling("web", message)
+    assert slow.asked == 1
+
+
+async def test_processes_that_ask_at_once_share_one_budget(tmp_path):
+    slow = Slow()
+    here, there = (Sampling(slow, folder=tmp_path, daily_tokens=lambda _: 100) for _ in range(2))
+    message = [{"role": "user", "content": "hat"}]
+    async with anyio.create_task_group() as group:
+        group.start_soon(here, "web", message)
+        await slow.is_asked.wait()
+        with anyio.fail_after(5), pytest.raises(ToolError, match="used up its tokens"):
+            await there("web", message)
+        group.cancel_scope.cancel()
+
+
+async def test_a_model_that_was_not_reached_costs_nothing(tmp_path):
+    _, sampling = asked(NoConnection("away"), "cat", folder=tmp_path)
+    message = [{"role": "user", "content": "hat"}]
+    with pytest.raises(ToolError, match="the model could not answer it"):
+        await sampling("web", message)
+    assert (await sampling("web", message)).text == "cat"

@@ -322,6 +322,21 @@ async def test_one_that_changed_between_two_starts_is_withheld_too(files, data):
     assert after == {name: said for name, said in before.items() if name != "files__echo"}
 
 
+@pytest.mark.parametrize(
+    ("part", "before", "told"),
+    [("parameters", {"type": "object"}, "schema"), ("effect", "writes", "hints")],
+)
+async def test_the_operator_reads_what_has_changed(files, data, part, before, told):
+    async with running(files.place(), data=data):
+        pass
+    known = json.loads((data / "tool_servers.json").read_text())
+    known["files"]["accepted"]["tools"][0][part] = before
+    (data / "tool_servers.json").write_text(json.dumps(known))
+    async with running(files.place(), data=data) as (server,):
+        said = list(server.report())
+    assert f"  withheld 'echo', which is changed ({told}), and says: Does echo." in said
+
+
 async def test_what_was_accepted_is_announced_before_the_server_has_started(files, data):
     async with running(files.place(), data=data) as servers:
         before = listing_of(servers)

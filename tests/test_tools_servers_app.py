@@ -264,7 +264,7 @@ def test_what_changed_is_shown_until_it_is_accepted(write, files, capsys):
     capsys.readouterr()
     run("tools")
     told = capsys.readouterr().out
-    assert "  withheld 'echo', which is changed, and says: Be evil.\n" in told
+    assert "  withheld 'echo', which is changed (description), and says: Be evil.\n" in told
     assert "  withheld 'added', which is new, and says: Does added.\n" in told
     assert "  to accept them: nanoloop tools accept files\n" in told
     assert run("tools", "accept", "files") == Exit.DONE

@@ -5,6 +5,7 @@ import json
 import stat
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from contextlib import asynccontextmanager, contextmanager
@@ -180,7 +181,8 @@ REFUSALS = {
 @pytest.mark.parametrize(("how", "told"), REFUSALS.items())
 def test_an_answer_that_is_not_to_this_login_is_refused(write, tickets, how, told):
     tickets.set(how)
-    code, _, said = log_in()
+    # A browser's answer with another state is not heard at all.
+    code, _, said = log_in(paste if how == "wrong-state" else browse)
     assert (code, said.splitlines()[-1]) == (
         Exit.FAILED,
         f"nanoloop: the login to tickets failed: {told}",
@@ -248,11 +250,11 @@ async def test_only_the_answer_is_heard_and_only_by_this_machine():
         heard = []
 
         async def wait():
-            heard.append(await here.answer())
+            heard.append(await here.answer("2"))
 
         group.start_soon(wait)
         assert here.address.startswith("http://127.0.0.1:")
-        for other in ("/favicon.ico", "?code=1"):
+        for other in ("/favicon.ico", "?code=1", "/callback?x=1", "/callback?code=1&state=3"):
             url = f"{here.address.removesuffix('/callback')}{other}"
             assert await run_sync(status, url) == 404
         assert await run_sync(status, f"{here.address}?code=1&state=2") == 200
@@ -265,7 +267,7 @@ async def test_a_login_that_nobody_answers_ends(monkeypatch):
     monkeypatch.setattr(tools, "ANSWER_SECONDS", 0.06)
     async with tools.listening(0) as here:
         with pytest.raises(LoginFailed, match="nobody logged in within"):
-            await here.answer()
+            await here.answer("2")
 
 
 # Machines
@@ -408,15 +410,42 @@ async def test_a_renewed_login_that_the_disk_refuses_is_not_lost(
         kept = make_logins(load())
         kept.keep("tickets", replaced(kept.of("tickets"), until=0.0))
 
-        def refuse(*_, **__):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
         monkeypatch.setattr(logins, "replace_file", refuse)
         for _ in range(2):
             assert await call(servers, "tickets__echo", text="hi") == "hi"
         assert tickets.ledger.count("refreshed") == 1
     (said,) = [event for event in heard if isinstance(event, ToolLoginNotStored)]
     assert said.reason.startswith("data/tool_logins/tickets.json can't be written: ")
+
+
+class Open:
+    """Seals nothing."""
+
+    def sealed(self, _, data):
+        return data
+
+    opened = sealed
+
+    def destroy(self, _):
+        pass
+
+
+def test_a_login_that_the_disk_refused_gives_way_to_a_later_one(tmp_path, monkeypatch):
+    here, other = (logins.ServerLogins(tmp_path, lambda _: Open()) for _ in range(2))
+    other.keep("tickets", ServerLogin(url="https://a.example", client={}, token="first"))
+    with monkeypatch.context() as full:
+        full.setattr(logins, "replace_file", refuse)
+        with pytest.raises(SettingsError, match="can't be written"):
+            here.keep("tickets", replaced(here.of("tickets"), token="renewed"))
+    assert here.of("tickets").token == "renewed"
+    other.keep("tickets", replaced(other.of("tickets"), token="later"))
+    assert here.of("tickets").token == "later"
+    other.remove("tickets")
+    assert here.of("tickets") is None
+
+
+def refuse(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def replaced(login, **more):
@@ -503,3 +532,8 @@ def test_a_login_that_can_t_work_is_refused_at_the_start(tmp_path, monkeypatch, 
     with pytest.raises(SettingsError, match=told) as refused:
         load()
     assert "very-secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("seconds", [10**400, -(10**400), -1])
+def test_a_lifetime_that_nobody_could_mean_is_limited(seconds):
+    assert 0 < logins.renewed_at(seconds) < time.time() + 11 * 366 * 86_400

@@ -161,7 +161,9 @@ def test_a_prompt_that_has_changed_is_withheld_until_it_is_accepted(write, capsy
     file.write_text(json.dumps(known))
     capsys.readouterr()
     run("tools")
-    says = "  withheld 'prompt review', which is changed, and says: Review a ticket.\n"
+    says = (
+        "  withheld 'prompt review', which is changed (description), and says: Review a ticket.\n"
+    )
     assert says in capsys.readouterr().out
     assert run("tools", "accept", "tickets") == Exit.DONE
     run("tools")

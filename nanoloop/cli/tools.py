@@ -9,7 +9,9 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
+from secrets import compare_digest
 from typing import Any
+from urllib.parse import parse_qs
 
 import anyio
 from anyio.abc import Listener, SocketAttribute, SocketStream
@@ -308,13 +310,18 @@ class Redirect:
     def __init__(self, listener: Listener[SocketStream]) -> None:
         self._listener = listener
         self._answer = ""
+        self._state = ""
         self._is_here = anyio.Event()
         port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - not Django's
         self.address = f"http://127.0.0.1:{port}{_PATH}"
         """Receives the browser that the authorization server redirects here."""
 
-    async def answer(self) -> str:
-        """Return the address that the browser was sent to; raise `LoginFailed` if none comes."""
+    async def answer(self, state: str) -> str:
+        """Return the address that the browser was sent to; raise `LoginFailed` if none comes.
+
+        Any program or web page can send something here: requests with another state are ignored.
+        """
+        self._state = state
         with anyio.move_on_after(ANSWER_SECONDS):
             async with anyio.create_task_group() as group:
                 group.start_soon(self._listener.serve, self._hear, name="answers of browsers")
@@ -334,11 +341,16 @@ class Redirect:
         async with stream:
             with anyio.move_on_after(_REQUEST_SECONDS), suppress(anyio.BrokenResourceError):
                 target = await _target(stream)
-                is_answer = target.startswith(f"{_PATH}?") and not self._answer
+                is_answer = self._is_ours(target) and not self._answer
                 status = HTTPStatus.OK if is_answer else HTTPStatus.NOT_FOUND
                 await stream.send(_page(status, _SEEN_PAGE if is_answer else _NO_PAGE))
                 if is_answer:
                     self._take(self.address.removesuffix(_PATH) + target)
+
+    def _is_ours(self, target: str) -> bool:
+        path, _, query = target.partition("?")
+        state = parse_qs(query).get("state", [""])[0]
+        return path == _PATH and compare_digest(state.encode(), self._state.encode())
 
     async def _read(self) -> None:
         """Read lines of standard input, if somebody or something can write there."""

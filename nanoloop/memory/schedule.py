@@ -17,7 +17,7 @@ import anyio
 
 from nanoloop.bounded import BoundedDict
 from nanoloop.events import BreakerClosed, BreakerOpened, SummaryPostponed, about, announce
-from nanoloop.files import load_file, locked_file, make_folder, save_json
+from nanoloop.files import load_file, locked_file, make_folder, save_json, waited_lock
 from nanoloop.protocols import Usage
 from nanoloop.session.session import Session
 
@@ -234,6 +234,26 @@ class Budget:
         with self._alone():
             self._add(usage)
 
+    def take(self, usage: Usage) -> bool:
+        """Count a call before it is made, if there is room; return False if there is none."""
+        with self._alone(waits=True):
+            if not self.has_room:
+                return False
+            self._add(usage)
+            return True
+
+    def correct(self, taken: Usage, used: Usage) -> None:
+        """Count what a call has used instead of what was taken for it."""
+        with self._alone(waits=True):
+            spent = self.spent_today
+            self._spent = replace(
+                spent,
+                tokens_in=max(0, spent.tokens_in - taken.tokens_in) + used.tokens_in,
+                tokens_out=max(0, spent.tokens_out - taken.tokens_out) + used.tokens_out,
+                tokens_cached=spent.tokens_cached + used.tokens_cached,
+            )
+            self._keep()
+
     def _add(self, usage: Usage) -> None:
         spent = self.spent_today
         self._spent = replace(
@@ -269,14 +289,17 @@ class Budget:
         return there.st_ino, there.st_mtime_ns
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other processes from counting; if the lock is taken, one call may go uncounted."""
+    def _alone(self, *, waits: bool = False) -> Iterator[None]:
+        """Keep other processes from counting.
+
+        Unless this waits, one call may go uncounted if the lock is taken.
+        """
         with ExitStack() as stack:
             if self._file is not None:
                 with suppress(OSError):
                     make_folder(self._file.parent)
                     beside = self._file.with_name(f".{self._file.name}.lock")
-                    stack.enter_context(locked_file(beside))
+                    stack.enter_context((waited_lock if waits else locked_file)(beside))
             yield
 
 

@@ -97,7 +97,9 @@ def listed_tool(
         raise ValueError("its schema is not readable") from None
     if len(schema) > LONGEST_SCHEMA:
         raise ValueError(f"its schema has {len(schema):,} characters, more than {LONGEST_SCHEMA:,}")
-    description = visible(description)
+    if not all(map(is_plain, _names_in(parameters))):
+        raise ValueError("its schema has a name with invisible characters")
+    description = visible(description[: 4 * LONGEST_DESCRIPTION])
     if len(description) > LONGEST_DESCRIPTION:
         description = f"{description[:LONGEST_DESCRIPTION]} […]"
     return ListedTool(
@@ -117,7 +119,7 @@ def listed_prompt(name: str, description: str, arguments: Mapping[str, bool]) ->
         raise ValueError(f"it has {len(arguments)} arguments, more than {MOST_ARGUMENTS}")
     if not all(each.isprintable() and "=" not in each for each in arguments):
         raise ValueError("nobody can type the name of one of its arguments")
-    line = " ".join(visible(description).split())
+    line = " ".join(visible(description[: 10 * LONGEST_LINE]).split())
     if len(line) > LONGEST_LINE:
         line = f"{line[:LONGEST_LINE]} […]"
     return ListedPrompt(name=name, description=line, arguments=dict(arguments))
@@ -127,6 +129,17 @@ def visible(text: str) -> str:
     """Return the text without characters that are invisible or change how it is shown."""
     shown = "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text)
     return shown.strip()
+
+
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Characters that count as printable but are invisible."""
+
+
+def is_plain(text: str) -> bool:
+    """Return True if the text is on one line and every character of it can be seen."""
+    return text.isprintable() and not _UNSEEN.search(text)
 
 
 def _visible_in(value: Any) -> Any:
@@ -139,6 +152,15 @@ def _visible_in(value: Any) -> Any:
             return [_visible_in(inner) for inner in value]
         case _:
             return value
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    """Yield the names in a schema at any depth; it would change if they were cleaned."""
+    if isinstance(value, Mapping):
+        yield from value
+    for inner in value.values() if isinstance(value, Mapping) else value:
+        if isinstance(inner, Mapping | list):
+            yield from _names_in(inner)
 
 
 def prompt_command(server: str, prompt: str) -> str:

@@ -31,6 +31,9 @@ _LOOK_SECONDS = 0.02
 _EARLY_SECONDS = 60.0
 """A token is renewed this long before it expires, or after nine tenths of its lifetime."""
 
+_LONGEST_SECONDS = 10 * 366 * 86_400
+"""The longest lifetime of a token that is believed."""
+
 
 def login_wanted(server: str) -> str:
     """Return the sentence for a server to which nobody has logged in."""
@@ -72,7 +75,10 @@ class ServerLogin:
 
 def renewed_at(seconds: int | None) -> float | None:
     """Return when to renew a token that lasts this long from now on."""
-    return None if seconds is None else time.time() + seconds - min(_EARLY_SECONDS, seconds / 10)
+    if seconds is None:
+        return None
+    seconds = min(max(seconds, 0), _LONGEST_SECONDS)
+    return time.time() + seconds - min(_EARLY_SECONDS, seconds / 10)
 
 
 class ServerLogins:
@@ -82,8 +88,11 @@ class ServerLogins:
         """Use this data folder; `make_sealing` is called for the first login."""
         self._folder = folder / FOLDER
         self._make_sealing = make_sealing
-        self._not_stored: dict[str, ServerLogin] = {}
-        """Logins that can't be written to disk; the tokens in the files may no longer be valid."""
+        self._not_stored: dict[str, tuple[ServerLogin, tuple[int, int] | None]] = {}
+        """Logins that can't be written to disk, each with the stamp of the file to replace.
+
+        The token in that file may no longer be valid; another file is a later login or logout.
+        """
 
     @cached_property
     def _sealing(self) -> FolderSealing:
@@ -102,8 +111,9 @@ class ServerLogins:
 
     def of(self, server: str) -> ServerLogin | None:
         """Return the login to this server, if any; raise `SettingsError` if it can't be read."""
-        if server in self._not_stored:
-            return self._not_stored[server]
+        login, stamp = self._not_stored.get(server, (None, None))
+        if login is not None and stamp == self.stamp(server):
+            return login
         file = self._file(server)
         try:
             data = self._sealing.opened(file.name, load_file(file))
@@ -122,7 +132,7 @@ class ServerLogins:
         anyway.
         """
         file = self._file(server)
-        self._not_stored[server] = login
+        self._not_stored[server] = login, self.stamp(server)
         try:
             make_folder(self._folder)
             data = json.dumps(asdict(login)).encode()
@@ -130,13 +140,14 @@ class ServerLogins:
         except (OSError, DiskRefused) as error:
             why = refusal(error) if isinstance(error, OSError) else str(error)
             raise SettingsError(f"{file} can't be written: {why}") from None
-        del self._not_stored[server]
+        self._not_stored.pop(server, None)
 
     def remove(self, server: str) -> ServerLogin | None:
         """Remove and return the login, if any; raise `SettingsError` if it can't be removed."""
         login, file = self.of(server), self._file(server)
+        self._not_stored.pop(server, None)
         if self.stamp(server) is None:
-            return None
+            return login
         try:
             self._sealing.destroy(file.name)
             file.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -51,7 +52,7 @@ from nanoloop.tools.listing import (
 from nanoloop.tools.logins import ServerLogins, login_wanted
 from nanoloop.tools.oauth import Access
 from nanoloop.tools.prompts import PromptText
-from nanoloop.tools.questions import ToolQuestion, tool_question
+from nanoloop.tools.questions import LONGEST_MESSAGE, ToolQuestion, tool_question
 from nanoloop.tools.servers import AskModel, ToolServerPlace
 from nanoloop.tools.transports import LAST_LINES, http_stream, program
 
@@ -59,6 +60,12 @@ MOST_PAGES = 50
 MOST_PROMPTS = 100
 MOST_TOOLS = 500
 """How many of a server's tools are read."""
+LONGEST_LIST = 2_000_000
+"""How many characters the list of a server's tools may have, all pages together."""
+LONGEST_TOOL = 500_000
+"""How many of these one tool may have."""
+_SIGNS = 4
+"""How many characters a value in a list counts at least."""
 MOST_ROUNDS = 10
 """How often a server may want to be called again without asking anything."""
 ROUND_SECONDS = 0.05
@@ -66,6 +73,10 @@ _OK_CODES = range(300)
 _REDIRECTS = range(300, 400)
 _NAME_CHARS = 100
 """How much of an unusable tool's name is shown."""
+_SAID_CHARS = 100
+"""How much of a server's own words about a failed prompt is shown."""
+_FRAME = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+"""What a list of tools must have in the newer protocol besides its tools."""
 _GONE = "Session terminated"
 """The client's error message when a server no longer knows our session."""
 DECLINED = (
@@ -99,6 +110,8 @@ class ServerConnection:
         """How many questions the server had for the user."""
         self._has_changed = False
         self._news = anyio.Event()
+        self._listed = 0
+        """How many characters of the list of tools have been received."""
         self.left_out: dict[str, str] = {}
         """The listed tools that can't be used, each with the reason."""
         self.status = 0
@@ -121,29 +134,34 @@ class ServerConnection:
         """List the tools that can be used and those that can't."""
         client = self._able()
         self.left_out = {}
-        found: list[wire.Tool] = []
+        self._listed = 0
+        tools: dict[str, ListedTool] = {}
         cursor: str | None = None
         for _ in range(MOST_PAGES):
+            # Each page is limited before the next is read.
             page = await client.list_tools(cursor=cursor)
-            found += page.tools
+            self._read(page.tools, tools)
             cursor = page.next_cursor
-            if cursor is None or len(found) > MOST_TOOLS:
+            many = len(tools) + len(self.left_out)
+            if cursor is None or many >= MOST_TOOLS or self._listed > LONGEST_LIST:
                 break
-        tools: dict[str, ListedTool] = {}
-        for tool in found[:MOST_TOOLS]:
-            name = name_for_model(self.place.name, tool.name)
-            try:
-                if name in tools:
-                    raise ValueError(f"models see it as {name}, which is another")  # noqa: TRY301 - as below
-                tools[name] = _listed(tool)
-            except ValueError as why:
-                self.left_out[visible(tool.name)[:_NAME_CHARS]] = str(why)
         return Listing(
             tools=tuple(tools.values()),
             prompts=await self._prompts(client),
             left_out=dict(self.left_out),
             has_resources=client.server_capabilities.resources is not None,
         )
+
+    def _read(self, found: Sequence[wire.Tool], tools: dict[str, ListedTool]) -> None:
+        """Add the tools of a page that can be used; note the others."""
+        for tool in found[: MOST_TOOLS - len(tools)]:
+            name = name_for_model(self.place.name, tool.name)
+            try:
+                if name in tools:
+                    raise ValueError(f"models see it as {name}, which is another")  # noqa: TRY301 - as below
+                tools[name] = _listed(tool)
+            except ValueError as why:
+                self.left_out[_short(tool.name)] = str(why)
 
     async def _prompts(self, client: Client) -> tuple[ListedPrompt, ...]:
         """List the prompts that can be used; a server whose list can't be read has none."""
@@ -162,7 +180,7 @@ class ServerConnection:
         try:
             result = await (await self._ready()).get_prompt(name, dict(given))
         except MCPError as error:
-            raise self._failed(error) from None
+            raise _quoted(self._failed(error), error.message) from None
         except (ValidationError, RuntimeError) as error:
             raise _broken(error) from None
         return [PromptText(each.role, _named(each.content)) for each in result.messages]
@@ -308,20 +326,29 @@ class ServerConnection:
     def _readable(self, result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         is_modern = "resultType" in result
         which = LATEST_MODERN_VERSION if is_modern else LATEST_HANDSHAKE_VERSION
-        for tool in result["tools"]:
+        left = LONGEST_LIST - _size({**result, "tools": ()}, LONGEST_LIST)
+        for tool in result["tools"][:MOST_TOOLS]:
             name = tool.get("name") if isinstance(tool, dict) else None
-            name = visible(name)[:_NAME_CHARS] if isinstance(name, str) else "a tool without a name"
+            name = _short(name) if isinstance(name, str) else "a tool without a name"
+            size = _size(tool, LONGEST_TOOL) if left > 0 else 0
+            left -= size
+            if left <= 0 or size > LONGEST_TOOL:
+                what, most = ("the list", LONGEST_LIST) if left <= 0 else ("it", LONGEST_TOOL)
+                self.left_out[name] = f"{what} has more than {most:,} characters"
+                continue
             try:
-                # Checked separately, so that one bad tool doesn't hide the others. Results are not
+                # Checked separately, so that one bad tool doesn't hide the others, and without the
+                # rest of the result, which would be checked again for each tool. Results are not
                 # checked against its output schema: what was done can't be undone by refusing to
                 # read it.
                 alone = {key: value for key, value in tool.items() if key != "outputSchema"}
                 wire.Tool.model_validate(alone, by_name=False)
-                methods.validate_server_result("tools/list", which, {**result, "tools": [alone]})
+                methods.validate_server_result("tools/list", which, {**_FRAME, "tools": [alone]})
             except (ValidationError, AttributeError, TypeError, RecursionError):
                 self.left_out[name] = "its schema or its description breaks the protocol"
             else:
                 yield alone
+        self._listed += LONGEST_LIST - left
 
     async def hear(self, message: object) -> None:
         """Handle a notification from the server."""
@@ -383,9 +410,10 @@ def _question(requests: Mapping[str, Any], request_state: str | None) -> ToolQue
             "the server asks for something that nanoloop does not offer, such as a model"
         )
     if isinstance(params, wire.ElicitRequestURLParams):
-        return tool_question(f"{visible(params.message)}\n{visible(params.url)}", {}, None, state)
+        message = visible(params.message[:LONGEST_MESSAGE])
+        return tool_question(f"{message}\n{visible(params.url)}", {}, None, state)
     schema = params.requested_schema if isinstance(params, wire.ElicitRequestFormParams) else {}
-    message = visible(getattr(params, "message", ""))
+    message = visible(str(getattr(params, "message", ""))[:LONGEST_MESSAGE])
     return tool_question(message, schema.get("properties") or {}, schema.get("required"), state)
 
 
@@ -475,7 +503,14 @@ def _each(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-# Transports
+def _quoted(failed: ToolError, said: str) -> ToolError:
+    """Return the error with the server's words quoted, because a person reads them."""
+    if not said or str(failed) != said:  # our own words
+        return failed
+    words = " ".join(visible(said[: 2 * _SAID_CHARS]).split())
+    cut = f"{words[:_SAID_CHARS]} […]" if len(words) > _SAID_CHARS else words
+    quoted = cut.replace('"', "'")
+    return ToolError(f'the server says "{quoted}"')
 
 
 def _broken(error: Exception) -> ToolError:
@@ -483,6 +518,27 @@ def _broken(error: Exception) -> ToolError:
         f"the server's answer breaks the protocol ({type(error).__name__}); the call may have "
         "taken effect"
     )
+
+
+def _size(value: object, most: int) -> int:
+    """Return about how many characters of JSON a value has; stop counting beyond `most`."""
+    size, waiting = 0, [value]
+    while waiting and size <= most:
+        match waiting.pop():
+            case str() as text:
+                size += len(text)
+            case dict() as names:
+                waiting += names.values()
+                size += sum(map(len, names))
+            case list() as values:
+                waiting += values
+        size += _SIGNS
+    return size
+
+
+def _short(name: str) -> str:
+    """Return a tool's name as it is shown if the tool can't be used."""
+    return visible(name[:_NAME_CHARS])
 
 
 def _listed(tool: wire.Tool) -> ListedTool:
@@ -541,7 +597,7 @@ def _blob(resource: _Resource) -> FileResult | None:
 
 
 def _decoded(data: str, *, name: str, mime_type: str) -> FileResult | None:
-    kind = mime_type.partition(";")[0].strip()
+    kind = _kind(mime_type)
     if guess_type(name)[0] is None:
         name += guess_extension(kind) or ""
     with suppress(binascii.Error, ValueError):
@@ -553,5 +609,16 @@ def _content(resource: _Resource) -> str:
     """Return a resource as the model reads it; data is a file, unless it can't be decoded."""
     if isinstance(resource, wire.TextResourceContents):
         return resource.text
-    kind = resource.mime_type or "unknown"
+    kind = _kind(resource.mime_type or "unknown")
     return "" if _blob(resource) is not None else f"[data of type {kind} that can't be read]"
+
+
+_KIND = re.compile(r"[\w.+-]{1,60}/[\w.+-]{1,60}", re.ASCII)
+
+
+def _kind(mime_type: str) -> str:
+    """Return a server's MIME type without its parameters if it is one; empty if none is given."""
+    kind = mime_type.partition(";")[0].strip()
+    if not kind or kind == "unknown" or _KIND.fullmatch(kind):
+        return kind
+    return "application/octet-stream"

@@ -60,12 +60,12 @@ async def log_in(
     *,
     redirect: str,
     show: Callable[[str], Awaitable[None]],
-    answer: Callable[[], Awaitable[str]],
+    answer: Callable[[str], Awaitable[str]],
 ) -> ServerLogin:
     """Log in as a person does; raise `LoginFailed` if that fails.
 
     `show` receives the address to open in a browser, and `answer` returns the address that the
-    browser is then redirected to, which begins with `redirect`.
+    browser is then redirected to, which begins with `redirect` and has the `state` it is given.
     """
     person = _Person(place, redirect=redirect, show=show, answer=answer)
     provider = OAuthClientProvider(
@@ -136,7 +136,7 @@ class _Person:
         *,
         redirect: str,
         show: Callable[[str], Awaitable[None]],
-        answer: Callable[[], Awaitable[str]],
+        answer: Callable[[str], Awaitable[str]],
     ) -> None:
         self._place = place
         self._redirect = redirect
@@ -152,7 +152,7 @@ class _Person:
         await self._show(url)
 
     async def answered(self) -> AuthorizationCodeResult:
-        address = (await self._answer()).strip()
+        address = (await self._answer(self._state)).strip()
         if not address.startswith(f"{self._redirect}?"):
             raise LoginFailed(
                 f"the address that the browser is sent to begins with {self._redirect}"

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nanoloop.errors import ToolError
+from nanoloop.tools.listing import is_plain
 
 MOST_FIELDS = 20
+LONGEST_FIELD_NAME = 40
+MOST_CHOICES, LONGEST_CHOICE = 30, 50
+"""How many choices of a field are shown in nanoloop's own words, and how long each may be."""
+LONGEST_CHOICES = 500
+"""How many characters of other choices are quoted with the message."""
+LONGEST_FORM = 20_000
+"""How many characters of JSON a form may have."""
 LONGEST_MESSAGE = 2_000
 """How many characters of a question the person is shown."""
 LONGEST_STATE = 100_000
@@ -30,23 +40,76 @@ class ToolQuestion:
 
 
 def tool_question(
-    message: str, fields: Mapping[str, Any], required: object, state: Mapping[str, Any]
+    message: str, fields: object, required: object, state: Mapping[str, Any]
 ) -> ToolQuestion:
     """Return a question within its limits; raise `ToolError` if it can't be asked."""
-    known = {name: _field(name, field) for name, field in fields.items()}
-    if len(known) > MOST_FIELDS or len(json.dumps(state)) > LONGEST_STATE:
+    if not isinstance(fields, Mapping):
+        raise _not_asked()
+    if len(fields) > MOST_FIELDS or len(json.dumps(state)) > LONGEST_STATE:
         raise ToolError("it asks the user for more than can be asked here")
+    known = {name: _field(name, field) for name, field in fields.items()}
     needed = [name for name in known if isinstance(required, list) and name in required]
-    form = {"message": message[:LONGEST_MESSAGE], "fields": known, "required": needed}
+    quoted = (message[:LONGEST_MESSAGE], *_quoted_choices(known))
+    form = {
+        "message": "\n".join(quoted)[: 2 * LONGEST_MESSAGE],
+        "fields": known,
+        "required": needed,
+    }
+    if len(json.dumps(form)) > LONGEST_FORM:
+        raise ToolError("it asks the user for more than can be asked here")
     return ToolQuestion(form=form, state=state)
+
+
+def _not_asked() -> ToolError:
+    return ToolError("it asks the user for something that can't be asked here")
+
+
+_FIELD_NAME = re.compile(rf"[\w.-]{{1,{LONGEST_FIELD_NAME}}}")
 
 
 def _field(name: str, field: Any) -> dict[str, Any]:
     kind = field.get("type") if isinstance(field, Mapping) else None
-    if kind not in _READERS or not name.isprintable() or "=" in name or " " in name:
-        raise ToolError("it asks the user for something that can't be asked here")
+    is_usable = isinstance(kind, str) and kind in _READERS
+    if not is_usable or not _FIELD_NAME.fullmatch(name) or not is_plain(name):
+        raise _not_asked()
     choices = field.get("enum")
-    return {"type": kind, **({"enum": list(choices)} if isinstance(choices, list) else {})}
+    if not isinstance(choices, list):
+        return {"type": kind}
+    if not 0 < len(choices) < LONGEST_FORM or not all(map(_is_choice, choices)):
+        raise _not_asked()
+    return {"type": kind, "enum": list(choices)}
+
+
+def _is_choice(value: object) -> bool:
+    """Return True if a person can read and type this choice."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    is_short = isinstance(value, bool | float | str) or (
+        isinstance(value, int) and abs(value) < _LARGEST
+    )
+    return is_short and is_plain(str(value))
+
+
+_LARGEST = 10**LONGEST_CHOICE
+_ODD = re.compile("[/`|<>@\\[\\]]")
+"""What makes links, mentions and code of a text on chat platforms."""
+
+
+def _is_shown(choices: list[Any]) -> bool:
+    """Return True if the choices are fit for a sentence of our own."""
+    words = [str(each) for each in choices]
+    return len(words) <= MOST_CHOICES and all(
+        0 < len(word) <= LONGEST_CHOICE and not _ODD.search(word) for word in words
+    )
+
+
+def _quoted_choices(fields: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return lines for the choices that are not shown in a sentence of our own."""
+    lists = {name: field.get("enum") or [] for name, field in fields.items()}
+    lines = [f"{name}: {', '.join(map(str, c))}" for name, c in lists.items() if not _is_shown(c)]
+    return [
+        line if len(line) <= LONGEST_CHOICES else f"{line[:LONGEST_CHOICES]} […]" for line in lines
+    ]
 
 
 def fields_text(form: Mapping[str, Any]) -> str:
@@ -58,7 +121,8 @@ def fields_text(form: Mapping[str, Any]) -> str:
 
 
 def _values(field: Mapping[str, Any]) -> str:
-    if choices := field.get("enum"):
+    choices = field.get("enum") or []
+    if choices and _is_shown(choices):
         return "|".join(map(str, choices))
     return {"boolean": "yes|no", "string": "TEXT", "array": "TEXT,TEXT"}.get(
         field["type"], "NUMBER"
@@ -113,6 +177,11 @@ def _value(field: Mapping[str, Any], word: str) -> Any:
         return None
 
 
+def _finite(word: str) -> float | None:
+    number = float(word)
+    return number if math.isfinite(number) else None
+
+
 def _truth(word: str) -> bool | None:
     low = word.lower()
     return low in _TRUE if low in _TRUE | _FALSE else None
@@ -121,7 +190,7 @@ def _truth(word: str) -> bool | None:
 _READERS: Mapping[str, Callable[[str], Any]] = {
     "string": str,
     "integer": int,
-    "number": float,
+    "number": _finite,
     "boolean": _truth,
     "array": lambda word: [each.strip() for each in word.split(",")],
 }

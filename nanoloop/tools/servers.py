@@ -261,10 +261,10 @@ class ToolServer:
         yield f"server {self.name}: connected, {len(self.tools)} tools"
         yield from (f"  left out {name!r}: {why}" for name, why in self.left_out.items())
         accepted = self._accepted.of(self.name) or Listing()
-        known = {_shown(each) for each in accepted.described}
+        known = {_shown(each): each for each in accepted.described}
         for each in self._offered.described:
             if _shown(each) in self.withheld:
-                what = "changed" if _shown(each) in known else "new"
+                what = _change(known.get(_shown(each)), each)
                 yield f"  withheld {_shown(each)!r}, which is {what}, and says: {each.description}"
         if self.withheld:
             yield f"  to accept them: nanoloop tools accept {self.name}"
@@ -465,6 +465,16 @@ def _texts(prompts: Mapping[str, ServerPrompt]) -> Mapping[str, ListedPrompt]:
 def _shown(listed: ListedTool | ListedPrompt) -> str:
     """Return the name of a tool or prompt in a form that tells the two apart."""
     return f"prompt {listed.name}" if isinstance(listed, ListedPrompt) else listed.name
+
+
+def _change(before: ListedTool | ListedPrompt | None, now: ListedTool | ListedPrompt) -> str:
+    """Return what has changed; a person who reads only the description can't see it there."""
+    if before is None:
+        return "new"
+    names = {"parameters": "schema", "arguments": "arguments", "description": "description"}
+    there = [name for name in (*names, "effect", "idempotent") if hasattr(now, name)]
+    parts = [names.get(n, "hints") for n in there if getattr(now, n) != getattr(before, n, None)]
+    return f"changed ({', '.join(dict.fromkeys(parts))})" if parts else "changed"
 
 
 def _cut_off(what: str, *, may_repeat: bool) -> ToolError:

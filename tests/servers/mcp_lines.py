@@ -2,7 +2,8 @@
 
     python tests/servers/mcp_lines.py FOLDER
 
-Files in the folder say how: `silent`, `bad`, `huge`, `spaces`, `many`, `other`, `more`, `late`.
+Files in the folder say how: `silent`, `bad`, `huge`, `spaces`, `many`, `pages`, `other`, `more`,
+`late`, and `data`, which has a MIME type.
 There it also notes its process id and what was written.
 """
 
@@ -32,6 +33,8 @@ def tools():
         tool(name, **READS) for name in ("die_reading", "wait", "large", "environment", "flood")
     )
     yield from map(tool, ("die", "fail", "change", "ask", "child"))
+    if has("data"):
+        yield tool("data")
     if has("more"):
         yield tool("added")
     if has("bad"):
@@ -58,6 +61,11 @@ def send(**message):
 
 def call(name, arguments):
     text = arguments.get("text", "")
+    if name == "data":
+        kind = (FOLDER / "data").read_text()
+        odd = {"uri": "a:b", "mimeType": kind, "blob": "a"}
+        picture = {"type": "image", "data": "eA==", "mimeType": kind}
+        return {"content": [picture, {"type": "resource", "resource": odd}]}
     if name in ACTS:
         text = ACTS[name](text)
     return {"content": [{"type": "text", "text": text}], "isError": name == "fail"}
@@ -119,6 +127,13 @@ def answer(method, params):
                 "capabilities": {"tools": {"listChanged": True}},
                 "serverInfo": about,
             }
+        case "tools/list" if has("pages"):  # without end
+            page = int(params.get("cursor") or 0)
+            write(f"page {page}")
+            return {
+                "tools": [tool(f"p{page}", description="x" * 400_000)],
+                "nextCursor": str(page + 1),
+            }
         case "tools/list":
             return {"tools": list(tools())}
         case "tools/call":
@@ -133,6 +148,10 @@ sys.stdout.write("not JSON: a line of its log\n")  # as many servers write one b
 for line in sys.stdin:
     message = json.loads(line)
     if has("silent") or "id" not in message:
+        continue
+    if message["method"] == "prompts/get":
+        said = 'no ticket\x1b[31m today\n\n"Log in"' + " again" * 100
+        send(id=message["id"], error={"code": -32603, "message": said})
         continue
     result = answer(message["method"], message.get("params") or {})
     if result is None:
