@@ -16,7 +16,7 @@ from nanoloop.protocols import Approve, Tool, approve_of, effect_of
 from nanoloop.sentences import Say
 from nanoloop.session.approvals import Approval, Permission, Who, is_same_person
 from nanoloop.session.entry import APPROVAL, Entry
-from nanoloop.tools.questions import fields_text, needs_words
+from nanoloop.tools.questions import UNSEEN, fields_text, needs_words
 
 WAITS = "a person's approval"
 """The text that tells the model what a call is waiting for."""
@@ -122,11 +122,6 @@ def as_pattern(value: Any) -> str:
 
 # The question
 
-_UNSEEN = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
-)
-"""Characters that count as printable but are invisible."""
-
 
 def shown_arguments(arguments: Any) -> str:
     """Return all arguments as JSON, with invisible characters escaped."""
@@ -137,7 +132,7 @@ def shown_arguments(arguments: Any) -> str:
 def _is_seen(character: str) -> bool:
     if character == "\n":  # between arguments; inside texts, JSON escapes it
         return True
-    return character.isprintable() and not _UNSEEN.match(character)
+    return character.isprintable() and not UNSEEN.match(character)
 
 
 def question_entry(approvals: Sequence[Approval]) -> Entry:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import re
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -38,7 +37,7 @@ from nanoloop.errors import (
     SettingsError,
     ToolError,
 )
-from nanoloop.tools.file_results import FileResult
+from nanoloop.tools.file_results import FileResult, mime_type_or_unknown
 from nanoloop.tools.listing import (
     ListedPrompt,
     ListedTool,
@@ -613,12 +612,7 @@ def _content(resource: _Resource) -> str:
     return "" if _blob(resource) is not None else f"[data of type {kind} that can't be read]"
 
 
-_KIND = re.compile(r"[\w.+-]{1,60}/[\w.+-]{1,60}", re.ASCII)
-
-
 def _kind(mime_type: str) -> str:
     """Return a server's MIME type without its parameters if it is one; empty if none is given."""
-    kind = mime_type.partition(";")[0].strip()
-    if not kind or kind == "unknown" or _KIND.fullmatch(kind):
-        return kind
-    return "application/octet-stream"
+    is_none = mime_type.partition(";")[0].strip() in {"", "unknown"}
+    return mime_type if is_none else mime_type_or_unknown(mime_type)

@@ -92,6 +92,7 @@ headers = {{"X-Own" = "{tools}"}}
 url = "{root}/groq"
 auth = "client_credentials"
 client_id = "us"
+issuer = "{root}"
 [providers.groq]
 base_url = "{root}/v1"
 [providers.mistral]
