@@ -17,6 +17,7 @@ from typing import Any
 from nanoloop.errors import DiskRefused, SettingsError
 from nanoloop.files import load_file, make_folder, refusal, replace_file, waited_lock
 from nanoloop.protocols import Effect
+from nanoloop.tools.questions import is_plain
 
 FILE = "tool_servers.json"
 """The file in the data folder that records the accepted tools."""
@@ -129,17 +130,6 @@ def visible(text: str) -> str:
     """Return the text without characters that are invisible or change how it is shown."""
     shown = "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text)
     return shown.strip()
-
-
-_UNSEEN = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
-)
-"""Characters that count as printable but are invisible."""
-
-
-def is_plain(text: str) -> bool:
-    """Return True if the text is on one line and every character of it can be seen."""
-    return text.isprintable() and not _UNSEEN.search(text)
 
 
 def _visible_in(value: Any) -> Any:
