@@ -1,6 +1,7 @@
 """Breaks each promise in one small place: the test that is named for it has to turn red.
 
-`python -m tests.mutations [WORD]`, with a word only those whose promise has it.
+`python -m tests.mutations [--short] [WORD]`, with a word only those whose promise has it. The short
+form breaks every third, others with each commit, and looks for the places of all.
 """
 
 import os
@@ -698,15 +699,16 @@ MUTATIONS = (
     Mutation(
         promise="a shared folder with our own data is refused",
         file="nanoloop/tool_sources.py",
-        old="place.is_relative_to(there) or there.is_relative_to(data)",
-        new="False",
+        old="if place.is_relative_to(there) or there.is_relative_to(place):",
+        new="if False:",
         test="tests/test_tools_files.py -k wrong_table",
     ),
     Mutation(
         promise="a file is written completely or not at all",
-        file="nanoloop/files.py",
-        old='fresh = f".{token_hex(8)}"\n        how = os.O_WRONLY | os.O_CREAT | os.O_EXCL',
-        new="fresh = last\n        how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC",
+        file="nanoloop/tools/files.py",
+        old='fresh = f".{token_hex(8)}"\n        fd, has_name = _made(within, fresh)',
+        new="fresh, how = last, os.O_WRONLY | os.O_CREAT | os.O_TRUNC\n"
+        "        fd, has_name = os.open(last, how, 0o600, dir_fd=within), True",
         test="tests/test_tools_files.py -k 'nothing_between or leaves_the_old'",
     ),
     Mutation(
@@ -964,7 +966,7 @@ MUTATIONS = (
     Mutation(
         promise="a person sees all characters of what they approve",
         file="nanoloop/tools/approval.py",
-        old="return character.isprintable() and not _UNSEEN.match(character)",
+        old="return character.isprintable() and not UNSEEN.match(character)",
         new="return True",
         test="tests/test_approvals.py -k in_full_and_runs_once",
     ),
@@ -1001,9 +1003,19 @@ def is_noticed(mutation, folder):
         path.write_text(whole, encoding="utf-8")
 
 
-def main(word=""):
+SHARE = 3
+"""The short form breaks one of so many."""
+
+
+def main(*words):
+    is_short = "--short" in words
+    word = " ".join(each for each in words if each != "--short")
     chosen = [mutation for mutation in MUTATIONS if word in mutation.promise]
-    unnoticed = []
+    unnoticed = [each.promise for each in chosen if not is_there(each)]
+    for promise in unnoticed:
+        _say(f"MOVED {promise}: its text is not in the code once")
+    if is_short:
+        chosen = chosen[commits() % SHARE :: SHARE]
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
         free = SimpleQueue()
         for number in range(os.cpu_count()):
@@ -1021,6 +1033,18 @@ def main(word=""):
             _say(f"{'red ' if noticed else 'LEFT'}  {mutation.promise}")
     _say(f"{len(chosen) - len(unnoticed)} of {len(chosen)} breakages are noticed")
     return len(unnoticed)
+
+
+def is_there(mutation):
+    return (ROOT / mutation.file).read_text(encoding="utf-8").count(mutation.old) == 1
+
+
+def commits():
+    """How many commits there are, so that each has another third of the breakages."""
+    count = subprocess.run(
+        ("git", "rev-list", "--count", "HEAD"), cwd=ROOT, capture_output=True, check=False
+    )
+    return int(count.stdout or 0)
 
 
 def copied_to(folder):

@@ -70,17 +70,6 @@ def tool_question(
     return ToolQuestion(form=form, state=state)
 
 
-_UNSEEN = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
-)
-"""Characters that count as printable but are invisible."""
-
-
-def is_plain(text: str) -> bool:
-    """Return True if the text is on one line and every character of it can be seen."""
-    return text.isprintable() and not _UNSEEN.search(text)
-
-
 def _not_asked() -> ToolError:
     return ToolError("it asks the user for something that can't be asked here")
 
