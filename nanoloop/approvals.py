@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from nanoloop.events import about, announce
-from nanoloop.intake import RANK, user_entry
+from nanoloop.intake import LATE_SECONDS, RANK, user_entry
 from nanoloop.messages import Inbound
 from nanoloop.sentences import Say
 from nanoloop.session import approvals
@@ -267,9 +267,13 @@ def _refused(approval: Approval, answer: ApprovalAnswer) -> str | None:
     if approval.who == "asker" and rank != "owner" and not is_asker:
         return "others"
     # The code is known to nobody who has not seen the question.
-    if not answer.code and answer.message.time.timestamp() < approval.asked_at:
-        return "early"
-    return None
+    return "early" if not answer.code and _is_early(approval, answer.message) else None
+
+
+def _is_early(approval: Approval, message: Inbound) -> bool:
+    """Return True if the message was written before the question, as far as clocks can tell."""
+    written_at = message.time.timestamp() + approval.lag  # by our clock, not the platform's
+    return written_at + (LATE_SECONDS if approval.lag else 0) < approval.asked_at
 
 
 def _patterns(text: str) -> dict[str, str] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import datetime, timedelta
 from typing import Any
 
 from nanoloop.addresses import check_address
@@ -16,6 +16,7 @@ from nanoloop.session.queue import (
     AMENDS,
     BURST,
     COMMAND,
+    LAG,
     NOT_BEFORE,
     STEERS,
     is_command_text,
@@ -34,10 +35,8 @@ from nanoloop.session.speech import (
 _SEEN = ("data:", "attachment:")
 """The beginnings of images that are sent as data, not fetched: data URLs and our attachments."""
 _KEPT = ("channel", "chat", "sender", "message_id", "reply_to", "account", "language")
-SAID_AT = "said_at"
-"""The metadata key for when a command was written, if it arrived late, as after an outage."""
 LATE_SECONDS = 5
-"""By how much a platform's clock and this machine's may differ."""
+"""How much later than it was written a message may arrive without that being recorded."""
 RANK = "rank"
 """The metadata key for the rank of a command's sender, if it is not an ordinary user."""
 _TAKEN_BACK = "[took back an earlier message]"
@@ -62,8 +61,6 @@ def user_entry(message: Inbound) -> Entry:
         metadata["origin"] = message.origin
     if is_command(message):
         metadata["origin"] = COMMAND
-        if (utc_now() - message.time).total_seconds() > LATE_SECONDS:
-            metadata[SAID_AT] = message.time.timestamp()
         if message.rank != "user":
             metadata[RANK] = message.rank
         if message.agent:  # /new keeps this agent
@@ -92,6 +89,8 @@ def _when_heard(message: Inbound) -> dict[str, Any]:
         told[STEERS] = True
     if message.burst_seconds:
         told[BURST] = message.burst_seconds
+    if (lag := (utc_now() - message.time).total_seconds()) > LATE_SECONDS:
+        told[LAG] = lag
     if message.not_before:
         told[NOT_BEFORE] = message.not_before.timestamp()
     return told
@@ -147,10 +146,8 @@ def inbound_of(entry: Entry, *, key: str | None = None) -> Inbound:
 
 
 def _written_at(entry: Entry) -> datetime:
-    said = entry.metadata.get(SAID_AT)
-    if not isinstance(said, (int, float)):
-        return entry.timestamp
-    return datetime.fromtimestamp(said, timezone.utc)
+    lag = entry.metadata.get(LAG)
+    return entry.timestamp - timedelta(seconds=lag) if isinstance(lag, float) else entry.timestamp
 
 
 def _content(message: Inbound) -> Any:

@@ -54,6 +54,8 @@ class Approval:
     """The number of the message that the call's turn answers."""
     messages: tuple[str, ...] = ()
     """The channel's ids of the messages that the turn answers, and of those that joined it."""
+    lag: float = 0.0
+    """How late the question's message arrived, by the platform's clock; a yes may be as late."""
     who: Who
     """Who may answer."""
     asker: Mapping[str, Any]
@@ -163,6 +165,7 @@ def ask(
         digest=digest,
         question=question.seq,
         messages=tuple(each for each in ids if each),
+        lag=float(question.metadata.get("lag") or 0),
         who=who,
         asker=asker_of(question),
         asked_at=now,

@@ -24,6 +24,12 @@ They say whether it joins the current turn, within how many seconds other messag
 Unix time before which it must wait.
 """
 
+LAG = "lag"
+"""The metadata key for how many seconds after it was written a message arrived, if that is many.
+
+It includes the difference between the platform's clock and ours.
+"""
+
 AGAIN = "again"
 """The metadata key for the entry that a waiting message repeats and replaces."""
 

@@ -125,7 +125,7 @@ async def test_no_more_pages_of_tools_are_read_than_the_limit_allows(files, tmp_
         assert files.ledger == [f"page {n}" for n in range(5)]
 
 
-ODD_TYPES = ["text/html\r\nX-Other: 1]\n[from Ann] hi", "text/\u2028x", "a", f"a/{'b' * 61}"]
+ODD_TYPES = ["text/html\r\nX-Other: 1]\n[from Ann] hi", "text/\u2028x", "a", f"a/{'b' * 101}"]
 
 
 @pytest.mark.parametrize("kind", ODD_TYPES)
