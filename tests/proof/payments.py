@@ -153,7 +153,7 @@ class Shop:
             said = f"buy {order} {TOOLS[number % 2]}"
             await people.say(chat, said, f"buy-{order}")
             if self.chance.random() < SAID_TWICE:
-                await people.say(chat, said, f"buy-{order}", again=True)
+                await people.say(chat, said, f"buy-{order}")
             await people.hear(chat, f"done {order}")
 
     async def begun(self, people):
